@@ -1,0 +1,56 @@
+"""Replayable graphs for any PyTorch callable. Needs torch and nothing else.
+
+The public names are resolved on first use, so that the pure value types (`keys`, `config`) load no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from ostinato.runtime.breaks import break_graph, graph_break, jit_mark
+    from ostinato.runtime.buffers import Slot, Tail
+    from ostinato.runtime.config import GraphConfig
+    from ostinato.runtime.dispatch import Decision, Reason
+    from ostinato.runtime.graphed import Graphed
+    from ostinato.runtime.keys import CaptureSupport, GraphKey, LiveBatch, Mode, Partition, RuntimeMode
+
+__all__ = [
+    "CaptureSupport",
+    "Decision",
+    "GraphConfig",
+    "GraphKey",
+    "Graphed",
+    "LiveBatch",
+    "Mode",
+    "Partition",
+    "Reason",
+    "RuntimeMode",
+    "Slot",
+    "Tail",
+    "break_graph",
+    "graph_break",
+    "jit_mark",
+]
+
+_HOMES = {
+    "CaptureSupport": "ostinato.runtime.keys",
+    "Decision": "ostinato.runtime.dispatch",
+    "GraphConfig": "ostinato.runtime.config",
+    "GraphKey": "ostinato.runtime.keys",
+    "Graphed": "ostinato.runtime.graphed",
+    "LiveBatch": "ostinato.runtime.keys",
+    "Mode": "ostinato.runtime.keys",
+    "Partition": "ostinato.runtime.keys",
+    "Reason": "ostinato.runtime.dispatch",
+    "RuntimeMode": "ostinato.runtime.keys",
+    "Slot": "ostinato.runtime.buffers",
+    "Tail": "ostinato.runtime.buffers",
+    "break_graph": "ostinato.runtime.breaks",
+    "graph_break": "ostinato.runtime.breaks",
+    "jit_mark": "ostinato.runtime.breaks",
+}
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -1,0 +1,160 @@
+"""The marks that model code places: `graph_break`, `break_graph` and `jit_mark`.
+
+Outside a capture every mark is free: a break is a plain call, a JIT mark a set look-up. Inside one, the
+runner that records the plan has installed itself as this thread's handler and decides. This file knows
+no runner and no device; it is the only runtime module that models and attention import.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, overload
+
+from ostinato.errors import ConfigError, JitInCaptureError
+
+__all__ = [
+    "BreakHandler",
+    "BreakPoint",
+    "break_graph",
+    "graph_break",
+    "handling_breaks",
+    "is_recording",
+    "jit_mark",
+    "recording",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakPoint:
+    """One marked function: what runs eagerly between two segments."""
+
+    name: str
+    fn: Callable[..., Any]
+    mutates: tuple[str, ...]
+    """Names of the tensor parameters that ``fn`` writes in place."""
+    source: str
+    """``file:line`` of the marked function."""
+
+    def mutated_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """The values bound to ``mutates`` in one call."""
+        if not self.mutates:
+            return []
+        bound = inspect.signature(self.fn).bind(*args, **kwargs).arguments
+        return [bound[name] for name in self.mutates if name in bound]
+
+
+class BreakHandler(Protocol):
+    """Who decides what a break does during a capture (a runner)."""
+
+    def run_break(self, point: BreakPoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run ``point`` and return what the calling code goes on with."""
+        ...
+
+
+class _ThreadState(threading.local):
+    handler: BreakHandler | None = None
+    is_recording: bool = False
+
+
+_state = _ThreadState()
+_compiled: set[str] = set()  # names of JIT marks whose compilation has happened in this process
+
+
+@contextmanager
+def handling_breaks(handler: BreakHandler | None) -> Iterator[None]:
+    """Route this thread's breaks to ``handler``; None makes breaks plain calls (nested breaks run inline)."""
+    previous, _state.handler = _state.handler, handler
+    try:
+        yield
+    finally:
+        _state.handler = previous
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Mark that a segment is being recorded on this thread; capture backends hold it from begin to end."""
+    previous, _state.is_recording = _state.is_recording, True
+    try:
+        yield
+    finally:
+        _state.is_recording = previous
+
+
+def is_recording() -> bool:
+    """Whether a segment is being recorded on this thread."""
+    return _state.is_recording
+
+
+@overload
+def graph_break(fn: F, /) -> F: ...
+@overload
+def graph_break(*, mutates: tuple[str, ...] = (), name: str | None = None) -> Callable[[F], F]: ...
+def graph_break(fn: F | None = None, /, *, mutates: tuple[str, ...] = (), name: str | None = None) -> Any:
+    """Mark a function that must run eagerly, between two segments of a piecewise graph.
+
+    Outside a capture, and in a full graph, it is a plain call. In a breakable capture it ends the open
+    segment, runs, and the next segment begins. Tensors it returns are handed over in bridges: their shape,
+    dtype and device may not differ from those at capture (`BreakOutputError`). On replay the rows of bridges
+    and of ``mutates`` past the live size are zeroed. A break met inside another runs inline.
+
+    Args:
+        fn: the function to mark.
+        mutates: names of tensor parameters that ``fn`` writes in place.
+        name: what reports call it; the qualified name by default.
+
+    Raises:
+        ConfigError: ``mutates`` names something that is not a parameter.
+    """
+
+    def mark(fn: F) -> F:
+        parameters = inspect.signature(fn).parameters
+        unknown = [n for n in mutates if n not in parameters]
+        if unknown:
+            raise ConfigError(
+                f"graph_break(mutates=...) of {fn.__qualname__} names no parameter: {unknown}",
+                fix=f"use names among {list(parameters)}",
+            )
+        code = inspect.unwrap(fn).__code__
+        source = f"{code.co_filename}:{code.co_firstlineno}"
+        point = BreakPoint(name=name or fn.__qualname__, fn=fn, mutates=tuple(mutates), source=source)
+
+        @functools.wraps(fn)
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            handler = _state.handler
+            if handler is None:
+                return fn(*args, **kwargs)
+            return handler.run_break(point, args, kwargs)
+
+        marked.__ostinato_break__ = point  # type: ignore[attr-defined]
+        return marked  # type: ignore[return-value]
+
+    return mark if fn is None else mark(fn)
+
+
+@graph_break
+def break_graph() -> None:
+    """An empty break: ends the open segment and begins the next one."""
+
+
+def jit_mark(name: str) -> None:
+    """Say that the work which follows compiles, autotunes or loads on its first call under ``name``.
+
+    ``name`` must carry everything that specialises the kernel. Raises `JitInCaptureError` when the first
+    call falls into a capture, which would fail on a GPU or record a half-initialised kernel.
+    """
+    if name in _compiled:
+        return
+    if _state.is_recording:
+        raise JitInCaptureError(
+            f"{name!r} would compile for the first time inside a capture",
+            fix="call it once during warm_up with the same specialisation",
+            kernel=name,
+        )
+    _compiled.add(name)

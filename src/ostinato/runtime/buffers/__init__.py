@@ -1,0 +1,19 @@
+"""Fixed-address inputs and bridges of graphs: declarations, memory, padding, guards."""
+
+from ostinato.runtime.buffers.bridges import BridgePool
+from ostinato.runtime.buffers.call_layout import CallLayout
+from ostinato.runtime.buffers.guards import check_baked, check_input
+from ostinato.runtime.buffers.slots import NUM_REQS, NUM_TOKENS, Slot, Tail
+from ostinato.runtime.buffers.static import StaticBuffers
+
+__all__ = [
+    "NUM_REQS",
+    "NUM_TOKENS",
+    "BridgePool",
+    "CallLayout",
+    "Slot",
+    "StaticBuffers",
+    "Tail",
+    "check_baked",
+    "check_input",
+]

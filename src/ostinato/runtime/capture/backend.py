@@ -1,0 +1,88 @@
+"""The one contract about graphs with a device: `CaptureBackend` and `CapturedGraph`.
+
+Two implementations, `cuda` and `simulated`, pass one conformance suite. XPU and ROCm are torch-level
+variants of `cuda`; nothing here forbids them. Runners use this Protocol and never a device API.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+__all__ = ["CaptureBackend", "CapturedGraph", "PoolMemory"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolMemory:
+    """Bytes of the pool that this backend's graphs share."""
+
+    reserved_bytes: int
+    """What the pool holds, whether a graph uses it or not."""
+    num_graphs: int
+    """Graphs captured into the pool and still open."""
+
+
+class CapturedGraph(Protocol):
+    """One recorded segment."""
+
+    num_nodes: int
+    """Kernels, copies and fills in the graph; recorded calls when simulated. 0: there is nothing to replay."""
+
+    def replay(self) -> None:
+        """Run the recorded work at the recorded addresses, on the current stream, without waiting."""
+        ...
+
+    def close(self) -> None:
+        """Give the graph back. Idempotent."""
+        ...
+
+
+class CaptureBackend(Protocol):
+    """Records work into graphs. One thread captures at a time; replay needs no gate."""
+
+    name: str
+    device: torch.device
+    runs_while_recording: bool
+    """True if recorded work is executed as well, False if it is only recorded (CUDA)."""
+
+    def phase(self) -> AbstractContextManager[None]:
+        """Open the capture phase. Outside it `begin` raises `CaptureNotAllowedError`. GC is frozen within."""
+        ...
+
+    def session(self) -> AbstractContextManager[None]:
+        """Scope of one plan (its segments and the eager breaks between them), or of warm-up runs.
+
+        On a device with streams this is the capture stream, joined with the caller's on entry and exit.
+        A segment that an exception leaves open is aborted and the stream stays usable.
+        """
+        ...
+
+    def begin(self, *, forbid: frozenset[str] = frozenset()) -> None:
+        """Start to record. ``forbid`` names ops that this segment may not hold (`UnbrokenOpError`).
+
+        Raises CaptureNotAllowedError outside `phase`, NestedCaptureError if a segment is open.
+        """
+        ...
+
+    def end(self) -> CapturedGraph:
+        """Stop recording. Raises `CaptureError` if the device had invalidated the capture."""
+        ...
+
+    def abort(self) -> None:
+        """Throw the open segment away. Does nothing if none is open; never raises."""
+        ...
+
+    def is_capturing(self) -> bool:
+        """Whether a segment is open on this thread."""
+        ...
+
+    def memory(self) -> PoolMemory:
+        """Measured now."""
+        ...
+
+    def close(self) -> None:
+        """Release the pool. Call after the graphs are closed. Idempotent."""
+        ...

@@ -1,0 +1,287 @@
+"""Graphs on a CUDA device, through `torch.cuda.CUDAGraph`.
+
+One pool and one capture stream per process and device: segments and keys never replay side by side, so
+they may share intermediate memory. Capture uses the ``thread_local`` error mode, so that another thread's
+CUDA call cannot kill it (PITFALLS: global error mode). This is the only file that talks to torch's private
+CUDA graph and allocator names, each behind feature detection.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import torch
+
+from ostinato.errors import CaptureError, ClosedError, DeviceUnavailableError, HostSyncError, NestedCaptureError
+from ostinato.runtime.breaks import recording
+from ostinato.runtime.capture.backend import CapturedGraph, PoolMemory
+from ostinato.runtime.capture.gate import CaptureGate
+from ostinato.runtime.capture.watch import FunctionWatch, OpWatch, user_frame
+
+__all__ = ["CudaBackend", "CudaGraph"]
+
+_SYNC_WORDS = ("when stream is capturing", "StreamCapture", "during CUDA graph capture", "capturing")
+
+
+class _Pool:
+    """One torch memory pool and the number of its graphs; torch lets it die with the last of them."""
+
+    def __init__(self) -> None:
+        self.handle = torch.cuda.graph_pool_handle()
+        self.num_graphs = 0
+        self.is_spoiled = False
+
+    def leave(self) -> None:
+        """One graph of the pool is gone."""
+        self.num_graphs -= 1
+
+
+class _Shared:
+    """What all backends of one device share: a stream, a gate, and the pool that captures go to."""
+
+    def __init__(self, index: int) -> None:
+        self.stream = torch.cuda.Stream(index)
+        self.gate = CaptureGate()
+        self.pools = [_Pool()]
+
+    def enter_pool(self) -> _Pool:
+        """The pool for one more graph: the last one, unless it has died or an invalidated capture spoiled it."""
+        last = self.pools[-1]
+        if last.num_graphs == 0 or last.is_spoiled:
+            self.pools = [pool for pool in self.pools if pool.num_graphs > 0]
+            self.pools.append(_Pool())
+        pool = self.pools[-1]
+        pool.num_graphs += 1
+        return pool
+
+
+@functools.cache
+def _shared(index: int) -> _Shared:
+    return _Shared(index)
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _count_nodes(graph: torch.cuda.CUDAGraph) -> int:
+    """Nodes of a captured, not yet instantiated graph (cuGraphGetNodes with a null array counts)."""
+    count = ctypes.c_size_t(0)
+    status = _driver().cuGraphGetNodes(ctypes.c_void_p(graph.raw_cuda_graph()), None, ctypes.byref(count))
+    if status != 0:
+        raise CaptureError("the driver cannot count the nodes of a captured graph", status=status)
+    return count.value
+
+
+class _Opened:
+    """A torch graph from begin on: its mark that a recording is open, and its stay in the shared pool."""
+
+    def __init__(self, shared: _Shared) -> None:
+        self.graph = torch.cuda.CUDAGraph(keep_graph=True)
+        self.pool = shared.enter_pool()
+        # torch gives the pool back when the graph is reset or collected, whichever comes first; so do we.
+        self._leave_pool = weakref.finalize(self.graph, self.pool.leave)
+        self.graph.capture_begin(pool=self.pool.handle, capture_error_mode="thread_local")
+        self.mark = ExitStack()
+        self.mark.enter_context(recording())
+
+    def finish(self) -> None:
+        """End the capture. An empty one is no fault here, so torch's warning about it is kept quiet."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The CUDA Graph is empty")
+            self.graph.capture_end()
+
+    def reset(self) -> None:
+        """Destroy the graph and give its pool reference back."""
+        try:
+            self.graph.reset()
+        finally:
+            self._leave_pool()
+
+
+class CudaGraph:
+    """A captured segment, instantiated unless it is empty."""
+
+    def __init__(self, opened: _Opened, num_nodes: int, on_close: Callable[[], None]) -> None:
+        self._opened: _Opened | None = opened
+        self._replay = opened.graph.replay if num_nodes else _nothing
+        self._on_close = on_close
+        self.num_nodes = num_nodes
+
+    def replay(self) -> None:
+        """One launch on the current stream."""
+        if self._opened is None:
+            raise ClosedError("this graph was closed", fix="capture again, or keep the owner open while replaying")
+        self._replay()
+
+    def close(self) -> None:
+        """Destroy the executable and give its pool reference back."""
+        if self._opened is not None:
+            opened, self._opened, self._replay = self._opened, None, _nothing
+            opened.reset()
+            self._on_close()
+
+
+def _nothing() -> None:
+    """Replay of an empty graph, which torch would warn about."""
+
+
+class CudaBackend:
+    """`CaptureBackend` on one CUDA device."""
+
+    name = "cuda"
+    runs_while_recording = False
+
+    def __init__(self, device: torch.device | str = "cuda") -> None:
+        device = torch.device(device)
+        if device.type != "cuda" or not torch.cuda.is_available():
+            raise DeviceUnavailableError(
+                f"device {device} asked for, but torch finds no CUDA device", fix="use device='cpu' (simulated graphs)"
+            )
+        index = torch.cuda.current_device() if device.index is None else device.index
+        if index >= torch.cuda.device_count():
+            raise DeviceUnavailableError(
+                f"device cuda:{index} asked for", fix=f"use an index below {torch.cuda.device_count()}"
+            )
+        self.device = torch.device("cuda", index)
+        self._shared = _shared(index)
+        self._watch = OpWatch()
+        self._functions = FunctionWatch(self.device.type)
+        self._open: _Opened | None = None
+        self._session_thread: int | None = None
+        self._num_graphs = 0
+        self._is_closed = False
+
+    @contextmanager
+    def phase(self) -> Iterator[None]:
+        """See `CaptureBackend.phase`."""
+        with self._shared.gate.phase():
+            torch.cuda.synchronize(self.device)
+            yield
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """See `CaptureBackend.session`."""
+        if self._is_closed:
+            raise ClosedError("this capture backend was closed", fix="make a new one")
+        if self._session_thread is not None:
+            raise NestedCaptureError("a plan is being captured already", fix="capture one callable at a time")
+        self._session_thread = threading.get_ident()
+        caller = torch.cuda.current_stream(self.device)
+        stream = self._shared.stream
+        stream.wait_stream(caller)
+        try:
+            with torch.cuda.stream(stream), self._watch, self._functions:
+                try:
+                    yield
+                except RuntimeError as error:
+                    self.abort()
+                    typed = _typed(error)
+                    if typed is error:
+                        raise
+                    raise typed from error
+                finally:
+                    self.abort()
+        finally:
+            self._session_thread = None
+            caller.wait_stream(stream)
+
+    def begin(self, *, forbid: frozenset[str] = frozenset()) -> None:
+        """See `CaptureBackend.begin`."""
+        self._shared.gate.check()
+        if self._session_thread is None:
+            raise CaptureError("begin() outside session()", fix="open session() around the plan")
+        if self._open is not None or torch.cuda.is_current_stream_capturing():
+            raise NestedCaptureError("a segment is open already on this thread", fix="end it before beginning another")
+        self._open = _Opened(self._shared)
+        self._watch.forbidden = self._functions.forbidden = forbid
+        self._watch.is_active = self._functions.is_active = True
+
+    def end(self) -> CapturedGraph:
+        """See `CaptureBackend.end`."""
+        opened = self._take_open()
+        if opened is None:
+            raise CaptureError("end() without begin()", fix="begin a segment first")
+        try:
+            opened.finish()
+        except RuntimeError as error:
+            self._recover(opened)
+            raise CaptureError("the device had invalidated the capture", at=user_frame()) from error
+        num_nodes = _count_nodes(opened.graph)
+        if num_nodes:
+            opened.graph.instantiate()
+        self._num_graphs += 1
+        return CudaGraph(opened, num_nodes, self._count_closed)
+
+    def abort(self) -> None:
+        """See `CaptureBackend.abort`."""
+        opened = self._take_open()
+        if opened is None:
+            return
+        try:
+            opened.finish()
+        except RuntimeError:  # the device had invalidated the capture: the caller has the first error
+            self._recover(opened)
+        else:
+            opened.reset()
+
+    def is_capturing(self) -> bool:
+        """See `CaptureBackend.is_capturing`."""
+        return self._open is not None
+
+    def memory(self) -> PoolMemory:
+        """See `CaptureBackend.memory`. Reserved bytes are those of the pool that the process shares."""
+        segments = torch.cuda.memory_snapshot()
+        pools = {tuple(pool.handle) for pool in self._shared.pools}
+        reserved = sum(s["total_size"] for s in segments if tuple(s.get("segment_pool_id", ())) in pools)
+        return PoolMemory(reserved_bytes=reserved, num_graphs=self._num_graphs)
+
+    def close(self) -> None:
+        """See `CaptureBackend.close`. The pool itself goes when the last graph in it is closed."""
+        self._is_closed = True
+
+    def _take_open(self) -> _Opened | None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            self._watch.is_active = self._functions.is_active = False
+            opened.mark.close()
+        return opened
+
+    def _recover(self, opened: _Opened) -> None:
+        """After an invalidated capture, make the allocators, the stream and the generators usable again."""
+        # torch 2.11 leaves its host allocator recording to this pool, and offers no call to end that; so the
+        # pool serves the graphs that it has and takes no more (PITFALLS: pytorch#190348).
+        opened.pool.is_spoiled = True
+        end_allocate = getattr(torch._C, "_cuda_endAllocateToPool", None)
+        if end_allocate is not None:
+            with suppress(RuntimeError):  # capture_end may have done it before it failed
+                end_allocate(self.device.index, opened.pool.handle)
+        with suppress(RuntimeError):  # there may be nothing to reset
+            opened.reset()
+        # torch leaves the random generators marked as capturing; the end of a valid capture unmarks them.
+        healing = _Opened(self._shared)
+        healing.mark.close()
+        healing.finish()
+        healing.reset()
+
+    def _count_closed(self) -> None:
+        self._num_graphs -= 1
+
+
+def _typed(error: RuntimeError) -> BaseException:
+    """A `HostSyncError` for what CUDA refuses in a capture; the error itself otherwise."""
+    text = str(error)
+    if isinstance(error, CaptureError) or not any(word in text for word in _SYNC_WORDS):
+        return error
+    return HostSyncError(
+        "the device refused a call in a capture: " + text.splitlines()[0],
+        fix="move the call into a @graph_break function, or do it during warm_up",
+    )

@@ -1,0 +1,63 @@
+"""The capture phase: the only time in which a capture may begin.
+
+A capture in the middle of serving moves workspaces and stalls requests (TensorRT-LLM gates it likewise), so
+`CaptureGate.check` refuses it. While the phase is open the garbage collector is frozen: a finaliser that
+frees a kernel module or launches work inside a capture would break it (PITFALLS: GC in a capture).
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ostinato.errors import CaptureNotAllowedError
+
+__all__ = ["CaptureGate"]
+
+
+class CaptureGate:
+    """Opened by the owner of a life cycle, checked by the backend at every begin."""
+
+    def __init__(self) -> None:
+        self._open_depth = 0
+        self._owner: int | None = None
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def phase(self) -> Iterator[None]:
+        """Open the gate for this thread, with GC collected once and then frozen."""
+        me = threading.get_ident()
+        with self._lock:
+            if self._owner not in (None, me):
+                raise CaptureNotAllowedError(
+                    "another thread has the capture phase open", fix="capture from one thread at a time"
+                )
+            self._owner = me
+            self._open_depth += 1
+            is_outermost = self._open_depth == 1
+        was_enabled = gc.isenabled()
+        if is_outermost:
+            gc.collect()
+            gc.disable()
+            gc.freeze()
+        try:
+            yield
+        finally:
+            if is_outermost:
+                gc.unfreeze()
+                if was_enabled:
+                    gc.enable()
+            with self._lock:
+                self._open_depth -= 1
+                if self._open_depth == 0:
+                    self._owner = None
+
+    def check(self) -> None:
+        """Raise `CaptureNotAllowedError` unless this thread has the phase open."""
+        if self._owner != threading.get_ident():
+            raise CaptureNotAllowedError(
+                "capture was tried outside the capture phase",
+                fix="capture all keys with capture() before serving; an uncaptured key runs eagerly",
+            )

@@ -1,0 +1,30 @@
+"""Pick the capture backend for a device. A registry: other devices add themselves here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ostinato.errors import UnknownNameError
+from ostinato.runtime.capture.backend import CaptureBackend
+from ostinato.runtime.capture.cuda import CudaBackend
+from ostinato.runtime.capture.simulated import SimulatedBackend
+
+__all__ = ["BACKENDS", "select_backend"]
+
+BACKENDS: dict[str, Callable[[torch.device], CaptureBackend]] = {"cuda": CudaBackend, "cpu": SimulatedBackend}
+"""Device type -> constructor."""
+
+
+def select_backend(device: torch.device | str) -> CaptureBackend:
+    """A new backend for ``device``: `cuda` on CUDA, `simulated` on the CPU.
+
+    Raises:
+        UnknownNameError: no backend for this device type.
+        DeviceUnavailableError: the device is not on this machine.
+    """
+    device = torch.device(device)
+    if device.type not in BACKENDS:
+        raise UnknownNameError.of("device type for graphs", device.type, list(BACKENDS))
+    return BACKENDS[device.type](device)

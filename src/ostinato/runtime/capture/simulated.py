@@ -1,0 +1,246 @@
+"""Graphs without a GPU: ATen calls are recorded with their storages and replayed into the same ones.
+
+A wrong program must be as wrong here as on a GPU. So a recording follows no new input address, its
+intermediates are recycled by later captures, memory whose owner has died reads as poison, and what CUDA
+refuses in a capture is refused with the same typed error. What it cannot see: kernels that bypass the
+dispatcher (ctypes), and `.to("cpu")`, which on a CPU is no copy. Time on it says nothing about a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ostinato.errors import CaptureError, ClosedError, NestedCaptureError
+from ostinato.runtime.breaks import recording
+from ostinato.runtime.capture.backend import CapturedGraph, PoolMemory
+from ostinato.runtime.capture.gate import CaptureGate
+from ostinato.runtime.capture.simulated_memory import Block, ExternalMemory, SimulatedPool, poison
+from ostinato.runtime.capture.watch import FunctionWatch, OpWatch
+from ostinato.runtime.nest import map_tensors, tensors
+from ostinato.runtime.ops import UNINITIALISED_OPS, op_name
+from ostinato.runtime.ops.out_variants import find_out_variant
+
+__all__ = ["SimulatedBackend", "SimulatedGraph"]
+
+_HOST_CONSTANT_OPS = {"aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy"}
+
+
+@dataclass(slots=True)
+class _Recording:
+    """One segment: calls to make again, and the memory they need."""
+
+    calls: list[Callable[[], Any]] = field(default_factory=list)
+    externals: dict[int, ExternalMemory] = field(default_factory=dict)
+    blocks: set[Block] = field(default_factory=set)
+
+
+class SimulatedGraph:
+    """A recorded segment. Closing it frees nothing of the pool; later captures reuse the blocks."""
+
+    def __init__(self, recording: _Recording, on_close: Callable[[], None]) -> None:
+        self._calls = recording.calls
+        self._externals = list(recording.externals.values())
+        self._blocks = recording.blocks  # keeps the memory of the calls alive
+        self._on_close: Callable[[], None] | None = on_close
+        self.num_nodes = len(recording.calls)
+
+    def replay(self) -> None:
+        """Make the recorded calls again, in order, into the recorded storages."""
+        if self._on_close is None:
+            raise ClosedError("this graph was closed", fix="capture again, or keep the owner open while replaying")
+        for external in self._externals:
+            external.poison_if_dead()
+        with torch.no_grad():
+            for call in self._calls:
+                call()
+
+    def close(self) -> None:
+        """Drop the calls and the memory they pin."""
+        if self._on_close is not None:
+            on_close, self._on_close = self._on_close, None
+            self._calls, self._externals, self._blocks = [], [], set()
+            on_close()
+
+
+class _Recorder(OpWatch):
+    """Executes each op, moves fresh results into the pool, and notes how to do it again."""
+
+    def __init__(self, pool: SimulatedPool, externals: dict[int, ExternalMemory]) -> None:
+        super().__init__()
+        self._pool = pool
+        self._known_externals = externals
+        self.recording = _Recording()
+
+    def execute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        name = op_name(func)
+        if name in _HOST_CONSTANT_OPS:
+            # torch.tensor(...) on the host: a GPU bakes the value into kernel parameters, so it never dies.
+            for tensor in tensors(result):
+                self._external(tensor, is_constant=True)
+            return result
+        is_mutable = func._schema.is_mutable
+        inputs = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
+        recorded_args, recorded_kwargs = map_tensors((args, kwargs), self._recorded)
+        fresh: list[tuple[int, torch.Tensor]] = []  # position among the results, where the recording writes it
+        position = -1
+
+        def hand_out(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal position
+            position += 1
+            if tensor.untyped_storage()._cdata in inputs:
+                return tensor  # a view of an input, or the input itself: same memory, nothing to write
+            program, recorded = self._move_to_pool(tensor)
+            fresh.append((position, recorded))
+            return program
+
+        handed = map_tensors(result, hand_out)
+        if name in UNINITIALISED_OPS:
+            for _, recorded in fresh:
+                poison(recorded.untyped_storage())
+        elif fresh or is_mutable:
+            self.recording.calls.append(_make_call(func, recorded_args, recorded_kwargs, fresh))
+        return handed
+
+    def _move_to_pool(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        source = tensor.untyped_storage()
+        block, storage = self._pool.take(source.nbytes())
+        self.recording.blocks.add(block)
+        geometry = (tensor.storage_offset(), tensor.size(), tensor.stride())
+        program = torch.empty(0, dtype=tensor.dtype).set_(storage, *geometry)
+        program.copy_(tensor)
+        return program, torch.empty(0, dtype=tensor.dtype).set_(block.recorded, *geometry)
+
+    def _recorded(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor`` as the recording sees it: same memory, but not the program's tensor."""
+        block = self._pool.find(tensor.untyped_storage())
+        if block is None:
+            return self._external(tensor).alias(tensor)
+        self.recording.blocks.add(block)
+        geometry = (tensor.storage_offset(), tensor.size(), tensor.stride())
+        alias = torch.empty(0, dtype=tensor.dtype).set_(block.recorded, *geometry)
+        return torch._neg_view(alias) if tensor.is_neg() else alias
+
+    def _external(self, tensor: torch.Tensor, *, is_constant: bool = False) -> ExternalMemory:
+        cdata = tensor.untyped_storage()._cdata
+        external = self._known_externals.get(cdata)
+        if external is None:
+            external = self._known_externals[cdata] = ExternalMemory(tensor, is_constant=is_constant)
+        self.recording.externals[cdata] = external
+        return external
+
+
+class SimulatedBackend:
+    """`CaptureBackend` on the CPU."""
+
+    name = "simulated"
+    runs_while_recording = True
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self.device = torch.device(device)
+        if self.device.type != "cpu":
+            raise CaptureError(f"the simulated backend runs on the CPU, not on {self.device}", fix="use device='cpu'")
+        self._gate = CaptureGate()
+        self._pool = SimulatedPool()
+        self._externals: dict[int, ExternalMemory] = {}
+        self._recorder: _Recorder | None = None
+        self._functions = FunctionWatch(self.device.type)
+        self._open = ExitStack()
+        self._num_graphs = 0
+        self._is_closed = False
+
+    def phase(self) -> Any:
+        """See `CaptureBackend.phase`."""
+        return self._gate.phase()
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """See `CaptureBackend.session`."""
+        if self._is_closed:
+            raise ClosedError("this capture backend was closed", fix="make a new one")
+        if self._recorder is not None:
+            raise NestedCaptureError("a plan is being captured already", fix="capture one callable at a time")
+        self._recorder = _Recorder(self._pool, self._externals)
+        try:
+            with self._recorder, self._functions:
+                try:
+                    yield
+                finally:
+                    self.abort()
+        finally:
+            self._recorder = None
+            self._pool.reclaim(poisoned=True)
+
+    def begin(self, *, forbid: frozenset[str] = frozenset()) -> None:
+        """See `CaptureBackend.begin`."""
+        self._gate.check()
+        if self._recorder is None:
+            raise CaptureError("begin() outside session()", fix="open session() around the plan")
+        if self.is_capturing():
+            raise NestedCaptureError("a segment is open already on this thread", fix="end it before beginning another")
+        self._recorder.recording = _Recording()
+        self._recorder.forbidden = self._functions.forbidden = forbid
+        self._open.enter_context(recording())
+        self._recorder.is_active = self._functions.is_active = True
+
+    def end(self) -> CapturedGraph:
+        """See `CaptureBackend.end`."""
+        recorder = self._recorder
+        if recorder is None or not recorder.is_active:
+            raise CaptureError("end() without begin()", fix="begin a segment first")
+        self._stop(recorder)
+        self._num_graphs += 1
+        return SimulatedGraph(recorder.recording, self._count_closed)
+
+    def abort(self) -> None:
+        """See `CaptureBackend.abort`."""
+        if self._recorder is not None and self._recorder.is_active:
+            self._stop(self._recorder)
+            self._recorder.recording = _Recording()
+
+    def is_capturing(self) -> bool:
+        """See `CaptureBackend.is_capturing`."""
+        return self._recorder is not None and self._recorder.is_active
+
+    def memory(self) -> PoolMemory:
+        """See `CaptureBackend.memory`."""
+        return PoolMemory(reserved_bytes=self._pool.reserved_bytes, num_graphs=self._num_graphs)
+
+    def close(self) -> None:
+        """See `CaptureBackend.close`."""
+        self._is_closed = True
+        self._pool.close()
+        self._externals.clear()
+
+    def _stop(self, recorder: _Recorder) -> None:
+        recorder.is_active = self._functions.is_active = False
+        self._open.close()
+
+    def _count_closed(self) -> None:
+        self._num_graphs -= 1
+
+
+def _make_call(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fresh: list[tuple[int, torch.Tensor]]
+) -> Callable[[], Any]:
+    """A closure that makes the call again and leaves its fresh results where the recording has them."""
+    if not fresh:
+        return lambda: func(*args, **kwargs)
+    out = find_out_variant(func) if len(fresh) == 1 and fresh[0][0] == 0 else None
+    if out is not None:
+        out_func, out_name = out
+        kwargs = {**kwargs, out_name: fresh[0][1]}
+        return lambda: out_func(*args, **kwargs)
+
+    def call_and_copy() -> None:
+        results = list(tensors(func(*args, **kwargs)))
+        for position, target in fresh:
+            target.copy_(results[position])
+
+    return call_and_copy
+

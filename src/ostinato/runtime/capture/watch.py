@@ -1,0 +1,110 @@
+"""Sees every ATen call in a capture and refuses what a graph cannot hold, before the device does.
+
+Refusing first keeps the device's capture valid, so it can be thrown away cleanly, and lets the error name
+the op and the user's line. Both backends use `OpWatch`; the simulated one extends it to record.
+Kernels launched past the dispatcher (Triton, ctypes) are not seen here; the device judges those.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ostinato.errors import CaptureError, DynamicShapeError, HostSyncError, UnbrokenOpError
+from ostinato.runtime.ops import UNBROKEN_RULE, BlockReason, OpRule, classify_function, classify_op, op_name
+
+__all__ = ["FunctionWatch", "OpWatch", "refuse", "user_frame"]
+
+
+class OpWatch(TorchDispatchMode):
+    """Installed once for a whole plan; judges ops only while ``is_active`` (between begin and end).
+
+    It stays installed across breaks because modes are a stack: user code may have pushed its own meanwhile.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_active = False
+        self.forbidden: frozenset[str] = frozenset()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.is_active:
+            return func(*args, **kwargs)
+        rule = UNBROKEN_RULE if op_name(func) in self.forbidden else classify_op(func, args, kwargs)
+        if rule is not None:
+            raise refuse(op_name(func), rule)
+        return self.execute(func, args, kwargs)
+
+    def execute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an op that passed; subclasses record it."""
+        return func(*args, **kwargs)
+
+
+class FunctionWatch(TorchFunctionMode):
+    """Judges Python-level calls that never reach the dispatcher, or reach it already decomposed.
+
+    Only calls on tensors of ``device_type`` count: reading a host tensor in a GPU program is harmless.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self.is_active = False
+        self.forbidden: frozenset[str] = frozenset()
+        self._device_type = device_type
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.is_active:
+            name = _function_name(func, kwargs)
+            is_forbidden = "aten::" + name.removeprefix("torch.") in self.forbidden
+            rule = UNBROKEN_RULE if is_forbidden else classify_function(name)
+            if rule is not None and self._concerns_device(args, kwargs):
+                raise refuse(name, rule)
+        return func(*args, **kwargs)
+
+    def _concerns_device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type == self._device_type:
+            return True
+        first = args[0] if args else None
+        return not isinstance(first, torch.Tensor) or first.device.type == self._device_type
+
+
+def _function_name(func: Any, kwargs: dict[str, Any]) -> str:
+    name = getattr(func, "__name__", "")
+    if func is torch.tensor and kwargs.get("device") is not None:
+        return "torch.tensor(device=...)"
+    if getattr(torch.Tensor, name, None) is func:
+        return f"Tensor.{name}"
+    return f"torch.{name}"
+
+
+_ERRORS: dict[BlockReason, type[CaptureError]] = {
+    BlockReason.HOST_SYNC: HostSyncError,
+    BlockReason.DATA_DEPENDENT_SHAPE: DynamicShapeError,
+    BlockReason.MIXES_ROWS: UnbrokenOpError,
+}
+
+
+def refuse(what: str, rule: OpRule) -> CaptureError:
+    """The typed error for an op that ``rule`` forbids, with the user's file and line."""
+    message = f"{what} cannot be captured: {rule.reason.value}"
+    return _ERRORS[rule.reason](message, fix=rule.fix, op=what, at=user_frame())
+
+
+def user_frame() -> str:
+    """``file:line`` of the innermost frame outside torch and this package's runtime."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not (module == "torch" or module.startswith(("torch.", "ostinato.runtime.", "contextlib", "functools"))):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return "unknown"

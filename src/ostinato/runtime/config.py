@@ -1,0 +1,89 @@
+"""`GraphConfig`: what a user may set about graphs. Frozen, plain values, no torch.
+
+"auto" values are resolved by pure functions in `dispatch.policy` (mode) and `planning` (sizes).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostinato.errors import ConfigError, UnknownNameError
+from ostinato.runtime.keys import Mode, Partition
+
+__all__ = ["GraphConfig"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphConfig:
+    """Settings of one `Graphed` callable.
+
+    Raises:
+        ConfigError: a size is not positive, above ``max_size``, or a limit is out of range.
+        UnknownNameError: an unknown mode, partition or output policy; the message lists the valid ones.
+    """
+
+    mode: Mode | str = Mode.AUTO
+    """Policy. "auto" takes what the capture support allows: full graphs where it can."""
+    partition: Partition | str = Partition.BREAKABLE
+    """How piecewise graphs are made. "breakable" needs no compiler."""
+    sizes: tuple[int, ...] | None = None
+    """Token buckets. None takes the default ladder up to ``max_size``."""
+    decode_sizes: tuple[int, ...] | None = None
+    """Request buckets of uniform decode. None takes the default ladder up to ``max_num_reqs``."""
+    max_size: int | None = None
+    """Largest token bucket. None: the largest of ``sizes``, or the example's rows."""
+    max_num_reqs: int | None = None
+    """Largest number of requests in one step. None: the callable knows no requests."""
+    uniform_query_lens: tuple[int, ...] = (1,)
+    """Tokens a request brings in uniform decode: 1, or 1 + draft length."""
+    kv_tiers: tuple[int, ...] | None = None
+    """Context lengths in tokens that get graphs of their own. None: one graph for every context."""
+    max_padding: float | None = None
+    """Refuse a bucket larger than this multiple of the live size (reason PADDING_COST). None: no limit."""
+    unbroken_attention: str = "error"
+    """An attention op inside a piecewise segment mixes rows, so padding would leak: "error" or "allow"."""
+    outputs: str = "copy"
+    """"copy" gives the caller tensors of its own; "view" gives the graph's, valid until the next call."""
+    warm_up_runs: int = 2
+    """Eager runs of each key before capture; the second sees what the first has initialised."""
+
+    def __post_init__(self) -> None:
+        for field, kind in (("mode", Mode), ("partition", Partition)):
+            value = getattr(self, field)
+            valid = [str(m.value) for m in kind]
+            if value not in valid:
+                raise UnknownNameError.of(field, str(value), valid)
+            object.__setattr__(self, field, kind(value))
+        for field, choices in (("unbroken_attention", ["error", "allow"]), ("outputs", ["copy", "view"])):
+            if getattr(self, field) not in choices:
+                raise UnknownNameError.of(field, str(getattr(self, field)), choices)
+        for field in ("sizes", "decode_sizes", "uniform_query_lens", "kv_tiers"):
+            value = getattr(self, field)
+            if value is not None:
+                object.__setattr__(self, field, _positive(field, value))
+        for field in ("max_size", "max_num_reqs"):
+            value = getattr(self, field)
+            if value is not None:
+                _positive(field, (value,))
+        if self.sizes and self.max_size is not None and self.sizes[-1] > self.max_size:
+            raise ConfigError(
+                f"size {self.sizes[-1]} is above max_size {self.max_size}", fix="drop it from sizes or raise max_size"
+            )
+        if self.decode_sizes and self.max_num_reqs is not None and self.decode_sizes[-1] > self.max_num_reqs:
+            raise ConfigError(
+                f"decode size {self.decode_sizes[-1]} is above max_num_reqs {self.max_num_reqs}",
+                fix="drop it from decode_sizes or raise max_num_reqs",
+            )
+        if self.max_padding is not None and self.max_padding < 1:
+            raise ConfigError(f"max_padding is {self.max_padding}", fix="use 1.0 (exact sizes only) or more")
+        if self.warm_up_runs < 1:
+            raise ConfigError(f"warm_up_runs is {self.warm_up_runs}", fix="use 1 or more: capture needs a warm kernel")
+
+
+def _positive(field: str, values: tuple[int, ...]) -> tuple[int, ...]:
+    """``values`` sorted without duplicates; ConfigError where one is not a positive int."""
+    values = tuple(values)
+    bad = [v for v in values if isinstance(v, bool) or not isinstance(v, int) or v < 1]
+    if bad or not values:
+        raise ConfigError(f"{field} must be positive integers", fix=f"remove {bad or 'the empty list'}", got=values)
+    return tuple(sorted(set(values)))

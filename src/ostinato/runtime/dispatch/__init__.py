@@ -1,0 +1,7 @@
+"""Choose key and mode for each step, with a reason."""
+
+from ostinato.runtime.dispatch.decision import Decision, Reason, Rejection
+from ostinato.runtime.dispatch.dispatcher import Dispatcher
+from ostinato.runtime.dispatch.policy import KeyTable, ResolvedMode, choose, resolve_mode
+
+__all__ = ["Decision", "Dispatcher", "KeyTable", "Reason", "Rejection", "ResolvedMode", "choose", "resolve_mode"]

@@ -1,0 +1,80 @@
+"""`Decision`: what one step will do and why. Pure values; every step yields one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ostinato.runtime.keys import GraphKey, LiveBatch, RuntimeMode
+
+__all__ = ["Decision", "Reason", "Rejection"]
+
+
+class Reason(StrEnum):
+    """Why a step runs as it does. Stable names: counters and dashboards key on them."""
+
+    EXACT = "EXACT"
+    """A graph of just this size."""
+    PADDED = "PADDED"
+    """A graph of the next larger bucket."""
+    OVER_LARGEST = "OVER_LARGEST"
+    """Larger than the largest bucket (tokens, requests or context)."""
+    NOT_UNIFORM = "NOT_UNIFORM"
+    """The batch mixes prefill and decode, and only uniform decode has graphs."""
+    NOT_CAPTURED_YET = "NOT_CAPTURED_YET"
+    """The bucket is planned, but there is no graph of it."""
+    CAPTURE_FAILED = "CAPTURE_FAILED"
+    """The bucket's capture failed; see the capture report."""
+    QUARANTINED = "QUARANTINED"
+    """The graph was found to differ from eager."""
+    PADDING_COST = "PADDING_COST"
+    """The next bucket is larger than ``max_padding`` allows."""
+    VARIANT = "VARIANT"
+    """No graph for this variant of the step."""
+    LORA = "LORA"
+    """No graph for this number of active adapters."""
+    BACKEND_SUPPORT = "BACKEND_SUPPORT"
+    """The attention backend cannot run this batch inside a graph."""
+    DISABLED = "DISABLED"
+    """The mode has no graphs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A better candidate that was not taken: which kind of graph, and why."""
+
+    candidate: str
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The outcome of dispatch for one live batch.
+
+    ``key`` is None for EAGER. ``padded_tokens`` and ``padded_reqs`` are the sizes that will be executed.
+    ``alternatives`` lists the candidates that come before the chosen one, with the reason against each.
+    """
+
+    runtime_mode: RuntimeMode
+    key: GraphKey | None
+    live: LiveBatch
+    reason: Reason
+    padded_tokens: int
+    padded_reqs: int | None
+    alternatives: tuple[Rejection, ...] = ()
+
+    @property
+    def bucket(self) -> str:
+        """The bucket as reports name it."""
+        if self.key is None:
+            return "-"
+        tier = f"/{self.key.kv_tier}" if self.key.kv_tier is not None else ""
+        return f"{self.key.num_tokens}{tier}"
+
+    def __str__(self) -> str:
+        what = f"{self.runtime_mode} because {self.reason}: {self.live.num_tokens} live tokens"
+        if self.key is not None:
+            what += f" in bucket {self.bucket} ({self.padded_tokens - self.live.num_tokens} padded)"
+        for rejection in self.alternatives:
+            what += f"; not {rejection.candidate}: {rejection.reason}"
+        return what

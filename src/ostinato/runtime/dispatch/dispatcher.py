@@ -1,0 +1,64 @@
+"""`Dispatcher`: the key table of one callable, its answers cached, each step reported as an event."""
+
+from __future__ import annotations
+
+from ostinato.runtime.dispatch.decision import Decision, Reason
+from ostinato.runtime.dispatch.policy import KeyTable, choose
+from ostinato.runtime.keys import GraphKey, LiveBatch
+from ostinato.telemetry import EventBus, StepDispatched
+
+__all__ = ["Dispatcher"]
+
+_CACHE_LIMIT = 65_536
+
+
+class Dispatcher:
+    """Answers "which key, and why" for live batches.
+
+    Args:
+        keys: planned keys; none is usable until `mark_captured`.
+        bus: where `record` sends steps.
+        max_padding: see `GraphConfig.max_padding`.
+    """
+
+    def __init__(self, keys: list[GraphKey], *, bus: EventBus, max_padding: float | None = None) -> None:
+        self._table = KeyTable(list(keys), {key: Reason.NOT_CAPTURED_YET for key in keys})
+        self._bus = bus
+        self._max_padding = max_padding
+        self._cache: dict[LiveBatch, Decision] = {}
+
+    @property
+    def keys(self) -> list[GraphKey]:
+        """Planned keys, largest first."""
+        return list(self._table.keys)
+
+    def decide(self, live: LiveBatch) -> Decision:
+        """The decision for ``live``. Changes nothing and counts nothing."""
+        decision = self._cache.get(live)
+        if decision is None:
+            if len(self._cache) >= _CACHE_LIMIT:
+                self._cache.clear()
+            decision = self._cache[live] = choose(live, self._table, max_padding=self._max_padding)
+        return decision
+
+    def record(self, decision: Decision) -> None:
+        """Report that a step ran by ``decision``."""
+        self._bus.emit(
+            StepDispatched(
+                runtime_mode=decision.runtime_mode.value,
+                bucket=decision.bucket,
+                reason=decision.reason.value,
+                live_tokens=decision.live.num_tokens,
+                padded_tokens=decision.padded_tokens,
+            )
+        )
+
+    def mark_captured(self, key: GraphKey) -> None:
+        """``key`` may be used from now on."""
+        self._table.blocked.pop(key, None)
+        self._cache.clear()
+
+    def block(self, key: GraphKey, reason: Reason) -> None:
+        """``key`` may not be used, for ``reason``."""
+        self._table.blocked[key] = reason
+        self._cache.clear()

@@ -1,0 +1,174 @@
+"""Pure policy: resolve the asked mode, and choose among keys for one live batch. No torch.
+
+`resolve_mode` runs once at start, `choose` once a distinct batch (the dispatcher caches its answers).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ostinato.runtime.dispatch.decision import Decision, Reason, Rejection
+from ostinato.runtime.keys import CaptureSupport, GraphKey, LiveBatch, Mode, RuntimeMode
+
+__all__ = ["KeyTable", "ResolvedMode", "choose", "resolve_mode"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedMode:
+    """The mode in force and why it is that one."""
+
+    asked: Mode
+    mode: Mode
+    reason: str
+
+
+def resolve_mode(asked: Mode, support: CaptureSupport, *, knows_requests: bool) -> ResolvedMode:
+    """The mode that ``asked`` becomes under the weakest attention level in the callable.
+
+    Args:
+        asked: what the configuration says.
+        support: weakest capture support of all attention in the callable.
+        knows_requests: whether batches declare requests. A plain callable does not, so all its batches are
+            alike and "decode" has no meaning for it.
+    """
+    if asked is Mode.NONE or asked is Mode.PIECEWISE:
+        return ResolvedMode(asked, asked, "as asked")
+    if support is CaptureSupport.NEVER:
+        # The breakable partition needs no compiler, so there are always piecewise graphs to fall back to.
+        return ResolvedMode(asked, Mode.PIECEWISE, "attention cannot run inside a graph (NEVER)")
+    if not knows_requests:
+        if asked is Mode.FULL_AND_PIECEWISE:
+            return ResolvedMode(asked, Mode.PIECEWISE, "the callable declares no requests, so no batch is a decode")
+        if asked is Mode.FULL_DECODE_ONLY:
+            return ResolvedMode(asked, Mode.FULL, "the callable declares no requests, so every batch is alike")
+        reason = "as asked" if asked is Mode.FULL else "one graph a size is the fastest"
+        return ResolvedMode(asked, Mode.FULL, reason)
+    if asked is Mode.FULL and support is not CaptureSupport.ALWAYS:
+        reason = f"attention supports {support.name}: mixed batches run piecewise"
+        return ResolvedMode(asked, Mode.FULL_AND_PIECEWISE, reason)
+    if asked is Mode.AUTO:
+        return ResolvedMode(asked, Mode.FULL_AND_PIECEWISE, f"attention supports {support.name}")
+    return ResolvedMode(asked, asked, "as asked")
+
+
+_Group = tuple[RuntimeMode, int | None, bool, int, str]  # mode, query length, counts requests, loras, variant
+
+
+def _group(key: GraphKey) -> _Group:
+    return (key.runtime_mode, key.uniform_query_len, key.num_reqs is not None, key.num_active_loras, key.variant)
+
+
+@dataclass(slots=True)
+class KeyTable:
+    """Planned keys, arranged for look-up, with what stands against each."""
+
+    keys: list[GraphKey]
+    blocked: dict[GraphKey, Reason] = field(default_factory=dict)
+    """Keys that may not be used, and why. Planned keys start as NOT_CAPTURED_YET."""
+    _groups: dict[_Group, list[tuple[int, int, GraphKey]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for key in self.keys:
+            size = key.num_reqs if key.uniform_query_len is not None else key.num_tokens
+            self._groups.setdefault(_group(key), []).append((size or 0, key.kv_tier or 0, key))
+        for group in self._groups.values():
+            group.sort(key=lambda item: item[:2])
+
+    def candidates(self, group: _Group, size: int) -> Iterable[GraphKey]:
+        """Keys of ``group`` with at least ``size``, smallest first (size, then KV tier)."""
+        entries = self._groups.get(group, [])
+        start = bisect_left([entry[0] for entry in entries], size)
+        return (key for _, _, key in entries[start:])
+
+    def has(self, group: _Group) -> bool:
+        """Whether any key of ``group`` is planned."""
+        return group in self._groups
+
+
+def choose(live: LiveBatch, table: KeyTable, *, max_padding: float | None = None) -> Decision:
+    """The best usable key for ``live``: full before piecewise before eager, smallest bucket first."""
+    if not table.keys:
+        return _eager(live, (Rejection("any graph", Reason.DISABLED),))
+    rejections: list[Rejection] = []
+    for candidate, group, size in _ranking(live, table):
+        key, reason = _first_usable(live, table, group, size, max_padding, rejections)
+        if key is not None:
+            is_exact = key.num_tokens == live.num_tokens and key.num_reqs in (None, live.num_reqs)
+            return Decision(
+                runtime_mode=key.runtime_mode,
+                key=key,
+                live=live,
+                reason=Reason.EXACT if is_exact else Reason.PADDED,
+                padded_tokens=key.num_tokens,
+                padded_reqs=live.num_reqs if key.num_reqs is None else key.num_reqs,
+                alternatives=tuple(rejections),
+            )
+        rejections.append(Rejection(candidate, reason))
+    return _eager(live, tuple(rejections))
+
+
+def _ranking(live: LiveBatch, table: KeyTable) -> Iterable[tuple[str, _Group, int]]:
+    tail = (live.num_active_loras, live.variant)
+    query_len, reqs = live.uniform_query_len, live.num_reqs
+    has_decode = any(k.runtime_mode is RuntimeMode.FULL and k.uniform_query_len is not None for k in table.keys)
+    if has_decode:
+        yield "full decode graph", (RuntimeMode.FULL, query_len or -1, True, *tail), reqs or 0
+    mixed: _Group = (RuntimeMode.FULL, None, reqs is not None, *tail)
+    if table.has(mixed) or not has_decode:
+        yield "full graph", mixed, live.num_tokens
+    yield "piecewise graph", (RuntimeMode.PIECEWISE, None, False, *tail), live.num_tokens
+
+
+def _first_usable(
+    live: LiveBatch,
+    table: KeyTable,
+    group: _Group,
+    size: int,
+    max_padding: float | None,
+    rejections: list[Rejection],
+) -> tuple[GraphKey | None, Reason]:
+    if not table.has(group):
+        return None, _why_no_group(live, table, group)
+    reason = Reason.OVER_LARGEST
+    for key in table.candidates(group, size):
+        if key.num_reqs is not None and key.num_reqs < (live.num_reqs or 0):
+            continue
+        if key.kv_tier is not None and key.kv_tier < (live.context_tokens or 0):
+            continue
+        blocked = table.blocked.get(key)
+        if blocked is not None:
+            reason = blocked
+            rejections.append(Rejection(str(key), blocked))  # a larger bucket may serve, but the gap must be seen
+            continue
+        if max_padding is not None and key.num_tokens > max_padding * live.num_tokens:
+            return None, Reason.PADDING_COST
+        return key, Reason.PADDED
+    return None, reason
+
+
+def _why_no_group(live: LiveBatch, table: KeyTable, group: _Group) -> Reason:
+    mode, query_len, counts_reqs, loras, variant = group
+    if variant and not any(k.variant == variant for k in table.keys):
+        return Reason.VARIANT
+    if loras and not any(k.num_active_loras == loras for k in table.keys):
+        return Reason.LORA
+    if mode is RuntimeMode.FULL and query_len is not None and live.uniform_query_len is None:
+        return Reason.NOT_UNIFORM
+    if mode is RuntimeMode.FULL and query_len is not None:
+        return Reason.OVER_LARGEST  # uniform, but of a query length that was not planned
+    return Reason.DISABLED
+
+
+def _eager(live: LiveBatch, rejections: tuple[Rejection, ...]) -> Decision:
+    ranked = [r.reason for r in rejections if r.reason is not Reason.DISABLED]
+    return Decision(
+        runtime_mode=RuntimeMode.EAGER,
+        key=None,
+        live=live,
+        reason=ranked[-1] if ranked else Reason.DISABLED,
+        padded_tokens=live.num_tokens,
+        padded_reqs=live.num_reqs,
+        alternatives=rejections,
+    )

@@ -1,0 +1,332 @@
+"""`Graphed`: the facade. Any PyTorch callable in, a replayable one out.
+
+Owns the life cycle plan -> warm_up -> capture -> replay -> close and nothing of how each step works. Plain
+users call it like the callable; an engine writes into `buffers` itself and uses `decide` and `run`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from ostinato.errors import CaptureError, ClosedError, ConfigError, RuntimeStateError
+from ostinato.runtime.breaks import is_recording
+from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, CallLayout, Slot, StaticBuffers
+from ostinato.runtime.capture import CaptureBackend, select_backend
+from ostinato.runtime.config import GraphConfig
+from ostinato.runtime.dispatch import Decision, Dispatcher, Reason, ResolvedMode, resolve_mode
+from ostinato.runtime.keys import CaptureSupport, GraphKey, LiveBatch, RuntimeMode
+from ostinato.runtime.memory import Ledger
+from ostinato.runtime.nest import map_tensors, tensors
+from ostinato.runtime.planning import plan_keys
+from ostinato.runtime.runners import (
+    BreakableRunner,
+    CapturedPlan,
+    CaptureReport,
+    FullRunner,
+    RowLayout,
+    Runner,
+    capture_all,
+    run_eager,
+)
+from ostinato.telemetry import DispatchCounters, EventBus, LogSink, ModeResolved, Sink
+
+__all__ = ["Graphed"]
+
+
+class _Stage(StrEnum):
+    PLANNED = "planned"
+    WARM = "warmed up"
+    CAPTURED = "captured"
+    CLOSED = "closed"
+
+
+class Graphed:
+    """A callable whose steps are replayed from captured graphs where one fits, and run eagerly where none does.
+
+    Use as a context manager: it owns graphs and fixed buffers.
+
+    Args:
+        fn: the callable. Its tensor arguments have one row a token (or request) in dimension 0.
+        example: positional arguments of an example call; fixes names, shapes, dtypes and frozen values.
+        example_kwargs: keyword arguments of that call.
+        slots: instead of an example: name -> `Slot`, one positional argument each.
+        config: modes, sizes, limits.
+        device: where it runs; by default where the example's tensors are.
+        capture_support: the weakest level among the attention that ``fn`` calls.
+        prepare: called before each warm-up run and each capture of a key, to build fresh metadata for it.
+        after_warm_up: called once after all warm-up, to undo what it changed in the callable's own state.
+        sinks: more receivers of telemetry events.
+
+    Raises:
+        ConfigError: neither or both of example and slots, or sizes that contradict each other.
+        DeviceUnavailableError: the device is not on this machine.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        *,
+        example: tuple[Any, ...] | None = None,
+        example_kwargs: dict[str, Any] | None = None,
+        slots: Mapping[str, Slot] | None = None,
+        config: GraphConfig | None = None,
+        device: torch.device | str | None = None,
+        capture_support: CaptureSupport = CaptureSupport.ALWAYS,
+        prepare: Callable[[GraphKey], None] | None = None,
+        after_warm_up: Callable[[], None] | None = None,
+        sinks: Sequence[Sink] = (),
+    ) -> None:
+        has_example = example is not None or example_kwargs is not None
+        if has_example == (slots is not None):
+            raise ConfigError("give either example=(...) or slots={...}", fix="pass one example call, or one Slot each")
+        self.config = config or GraphConfig()
+        self._fn = fn
+        if slots is not None:
+            self._layout = CallLayout.from_slots(slots)
+        else:
+            self._layout = CallLayout.from_example(fn, example or (), example_kwargs or {})
+        found = list(tensors((example, example_kwargs)))
+        self.device = torch.device(device) if device is not None else found[0].device if found else torch.device("cpu")
+        self._prepare = prepare
+        self._after_warm_up = after_warm_up
+        max_size = self._largest_size(found)
+        knows_requests = self.config.max_num_reqs is not None
+        self.mode: ResolvedMode = resolve_mode(
+            self.config.mode,  # type: ignore[arg-type]  # __post_init__ made it a Mode
+            capture_support,
+            knows_requests=knows_requests,
+        )
+        self.counters = DispatchCounters()
+        self._bus = EventBus(self.counters, LogSink(), *sinks)
+        self._bus.emit(ModeResolved(asked=self.mode.asked, resolved=self.mode.mode, reason=self.mode.reason))
+        self.backend: CaptureBackend = select_backend(self.device)
+        self.device = self.backend.device
+        self._max_sizes = {NUM_TOKENS: max_size, NUM_REQS: self.config.max_num_reqs or max_size}
+        self.buffers = StaticBuffers(self._layout.slots, max_sizes=self._max_sizes, device=self.device)
+        keys = plan_keys(self.config, self.mode.mode, max_size=max_size)
+        self._dispatcher = Dispatcher(keys, bus=self._bus, max_padding=self.config.max_padding)
+        breakable = BreakableRunner(
+            self.backend, allow_unbroken_attention=self.config.unbroken_attention == "allow"
+        )
+        self._bridges = breakable.bridges
+        self._runners: dict[RuntimeMode, Runner] = {
+            RuntimeMode.FULL: FullRunner(self.backend),
+            RuntimeMode.PIECEWISE: breakable,
+        }
+        self._plans: dict[GraphKey, CapturedPlan] = {}
+        self._outputs = RowLayout()
+        self._stage = _Stage.PLANNED
+        self._lock = threading.Lock()
+
+    # --- life cycle ----------------------------------------------------------------------------
+
+    @property
+    def keys(self) -> list[GraphKey]:
+        """Planned keys, largest first."""
+        return self._dispatcher.keys
+
+    @property
+    def plans(self) -> Mapping[GraphKey, CapturedPlan]:
+        """Captured keys and their plans."""
+        return self._plans
+
+    def warm_up(self, *, on_key: Callable[[GraphKey], None] | None = None) -> Self:
+        """Run every planned key eagerly, largest first: JIT, autotune, lazy initialisation, workspaces.
+
+        Args:
+            on_key: told of each key when it is done (for a progress bar).
+        """
+        self._require(_Stage.PLANNED, _Stage.WARM, step="warm_up")
+        with self._lock, torch.no_grad():
+            for key in self.keys:
+                for _ in range(self.config.warm_up_runs):
+                    self._make_ready(key)
+                    outputs = self._runners[key.runtime_mode].warm_up(key, self._bind(key))
+                    self._observe_outputs(key, outputs)
+                if on_key is not None:
+                    on_key(key)
+        if self._after_warm_up is not None:
+            self._after_warm_up()
+        self._stage = _Stage.WARM
+        return self
+
+    def capture(self, *, on_key: Callable[[GraphKey], None] | None = None) -> CaptureReport:
+        """Capture every planned key, largest first, into one pool. A key that fails is dropped alone.
+
+        Raises:
+            RuntimeStateError: before `warm_up`, or a second time.
+            CaptureError: no key at all could be captured; the first key's error is its cause, or is raised
+                itself if it is a `CaptureError` already.
+        """
+        self._require(_Stage.WARM, step="capture")
+
+        def done(key: GraphKey, plan: CapturedPlan | None) -> None:
+            if plan is None:
+                self._dispatcher.block(key, Reason.CAPTURE_FAILED)
+            else:
+                self._plans[key] = plan
+                self._dispatcher.mark_captured(key)
+            if on_key is not None:
+                on_key(key)
+
+        with self._lock, torch.no_grad():
+            report = capture_all(self.keys, self._capture_one, backend=self.backend, bus=self._bus, on_done=done)
+        self._stage = _Stage.CAPTURED
+        if report.failed and not report.captured:
+            first = report.first_error
+            if isinstance(first, CaptureError):
+                raise first
+            raise CaptureError("no key could be captured", fix="see the cause; it is the first key's error") from first
+        return report
+
+    def close(self) -> None:
+        """Give back graphs, then the pool. Idempotent; later calls raise `ClosedError`."""
+        if self._stage is _Stage.CLOSED:
+            return
+        with self._lock:
+            self._stage = _Stage.CLOSED
+            for plan in self._plans.values():
+                plan.close()
+            self._plans.clear()
+            self.backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # --- steps ---------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one step on live inputs, any number of rows; returns live-sized outputs.
+
+        Inside another capture the callable is inlined. Without a fitting graph it runs eagerly on the inputs
+        as they are, and the counters say why.
+
+        Raises:
+            InputSpecError: an input differs from its declaration.
+            AddressChangedError: a static buffer was moved.
+            BreakOutputError: a break returned something else than at capture.
+        """
+        if is_recording():
+            return self._fn(*args, **kwargs)
+        found = self._layout.split(args, kwargs, self.device)
+        decision = self.decide(self._live_batch(found))
+        if decision.key is None:
+            self._require_open()
+            self._dispatcher.record(decision)
+            return run_eager(lambda: self._fn(*args, **kwargs))
+        with self._lock, torch.no_grad():
+            for name, value in found.items():
+                self.buffers.write(name, value)
+            return self._replay(decision.key, decision)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Decision:
+        """What a call with these inputs would do, and why not otherwise. Runs nothing."""
+        return self.decide(self._live_batch(self._layout.split(args, kwargs, self.device)))
+
+    def decide(self, live: LiveBatch) -> Decision:
+        """What a step of these sizes would do. Runs and counts nothing."""
+        return self._dispatcher.decide(live)
+
+    def run(self, decision: Decision) -> Any:
+        """Run a step whose live inputs stand in `buffers` already, by ``decision``.
+
+        Tails are padded here by slot policy. With EAGER the callable gets views of the live sizes.
+        """
+        with self._lock, torch.no_grad():
+            if decision.key is not None:
+                return self._replay(decision.key, decision)
+            self._require_open()
+            self._dispatcher.record(decision)
+            sizes = {NUM_TOKENS: decision.live.num_tokens, NUM_REQS: decision.live.num_reqs or 0}
+            args, kwargs = self._layout.join(dict(zip(self._layout.slots, self.buffers.views(sizes), strict=True)))
+            return run_eager(lambda: self._fn(*args, **kwargs))
+
+    def memory(self) -> Ledger:
+        """Bytes by owner, measured now. The graph pool is shared by all `Graphed` of one CUDA device."""
+        ledger = Ledger()
+        ledger.enter("static buffers", self.buffers.num_bytes)
+        ledger.enter("bridges", self._bridges.num_bytes)
+        ledger.enter("graph pool", self.backend.memory().reserved_bytes)
+        return ledger
+
+    # --- inside --------------------------------------------------------------------------------
+
+    def _replay(self, key: GraphKey, decision: Decision) -> Any:
+        self._require_open()
+        plan = self._plans[key]
+        self.buffers.check_addresses()
+        live = decision.live
+        padded = self._sizes(key)
+        self.buffers.pad({NUM_TOKENS: live.num_tokens, NUM_REQS: live.num_reqs or padded[NUM_REQS]}, padded)
+        outputs = plan.replay(live.num_tokens)
+        self._dispatcher.record(decision)
+        position = -1
+
+        def deliver(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal position
+            position += 1
+            if self._outputs.is_batch_major(position):
+                tensor = tensor[: live.num_tokens]
+            return tensor.clone() if self.config.outputs == "copy" else tensor
+
+        return map_tensors(outputs, deliver)
+
+    def _capture_one(self, key: GraphKey) -> CapturedPlan:
+        self._make_ready(key)
+        return self._runners[key.runtime_mode].capture(key, self._bind(key))
+
+    def _make_ready(self, key: GraphKey) -> None:
+        """Safe values in all rows, and fresh metadata, before a run that no user's batch stands behind."""
+        self.buffers.pad({NUM_TOKENS: 0, NUM_REQS: 0}, self._sizes(key))
+        if self._prepare is not None:
+            self._prepare(key)
+
+    def _bind(self, key: GraphKey) -> Callable[[], Any]:
+        views = dict(zip(self._layout.slots, self.buffers.views(self._sizes(key)), strict=True))
+        args, kwargs = self._layout.join(views)
+        return lambda: self._fn(*args, **kwargs)
+
+    def _sizes(self, key: GraphKey) -> dict[str, int]:
+        num_reqs = self._max_sizes[NUM_REQS] if key.num_reqs is None else key.num_reqs
+        return {NUM_TOKENS: key.num_tokens, NUM_REQS: num_reqs}
+
+    def _observe_outputs(self, key: GraphKey, outputs: Any) -> None:
+        for position, tensor in enumerate(tensors(outputs)):
+            self._outputs.observe(position, tensor, key.num_tokens)
+
+    def _live_batch(self, found: Mapping[str, torch.Tensor]) -> LiveBatch:
+        num_reqs = self._layout.num_rows(found, NUM_REQS)
+        num_tokens = self._layout.num_rows(found, NUM_TOKENS)
+        return LiveBatch(num_tokens=num_tokens or num_reqs or 0, num_reqs=num_reqs)
+
+    def _largest_size(self, example: list[torch.Tensor]) -> int:
+        config = self.config
+        rows = next((t.shape[0] for t in example if t.dim() > 0), None)
+        largest = config.max_size or (config.sizes[-1] if config.sizes else rows)
+        if largest is None:
+            raise ConfigError("the largest size is unknown", fix="set GraphConfig(sizes=...) or max_size")
+        if config.max_num_reqs is not None:
+            decode = (config.decode_sizes or (config.max_num_reqs,))[-1] * config.uniform_query_lens[-1]
+            largest = max(largest, decode)
+        return largest
+
+    def _require(self, *stages: _Stage, step: str) -> None:
+        self._require_open()
+        if self._stage not in stages:
+            raise RuntimeStateError(
+                f"{step}() was called when the callable was {self._stage}",
+                fix="the order is: warm_up(), capture(), then calls, then close()",
+            )
+
+    def _require_open(self) -> None:
+        if self._stage is _Stage.CLOSED:
+            raise ClosedError("this Graphed was closed", fix="make a new one, or keep the with block open")

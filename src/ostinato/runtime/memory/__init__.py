@@ -1,0 +1,5 @@
+"""Who holds which bytes."""
+
+from ostinato.runtime.memory.ledger import Ledger
+
+__all__ = ["Ledger"]

@@ -1,0 +1,6 @@
+"""Which sizes to capture: ladders and the list of keys."""
+
+from ostinato.runtime.planning.ladders import decode_ladder, token_ladder
+from ostinato.runtime.planning.plan import plan_keys
+
+__all__ = ["decode_ladder", "plan_keys", "token_ladder"]

@@ -1,0 +1,60 @@
+"""Which keys to capture for a resolved mode: the product of buckets, query lengths and KV tiers.
+
+Pure: sizes in, keys out, largest first, which is the order in which one pool is best filled.
+"""
+
+from __future__ import annotations
+
+from ostinato.runtime.config import GraphConfig
+from ostinato.runtime.keys import GraphKey, Mode, RuntimeMode
+from ostinato.runtime.planning.ladders import decode_ladder, token_ladder
+
+__all__ = ["plan_keys"]
+
+
+def plan_keys(config: GraphConfig, mode: Mode, *, max_size: int) -> list[GraphKey]:
+    """Keys for ``mode``, largest first.
+
+    Args:
+        config: sizes and tiers; None fields take the default ladders.
+        mode: resolved, never AUTO.
+        max_size: largest live size in tokens.
+    """
+    sizes = config.sizes or token_ladder(max_size)
+    keys: list[GraphKey] = []
+    if mode in (Mode.PIECEWISE, Mode.FULL_AND_PIECEWISE):
+        keys += [GraphKey(runtime_mode=RuntimeMode.PIECEWISE, num_tokens=n) for n in sizes]
+    if config.max_num_reqs is None:
+        if mode in (Mode.FULL, Mode.FULL_DECODE_ONLY):
+            keys += [GraphKey(runtime_mode=RuntimeMode.FULL, num_tokens=n) for n in sizes]
+    elif mode is not Mode.NONE and mode is not Mode.PIECEWISE:
+        keys += _uniform_keys(config, config.max_num_reqs)
+        if mode is Mode.FULL:
+            keys += _mixed_keys(config, sizes, config.max_num_reqs)
+    keys.sort(key=lambda k: (k.num_tokens, k.kv_tier or 0, k.runtime_mode is RuntimeMode.FULL), reverse=True)
+    return keys
+
+
+def _uniform_keys(config: GraphConfig, max_num_reqs: int) -> list[GraphKey]:
+    reqs = config.decode_sizes or decode_ladder(max_num_reqs)
+    return [
+        GraphKey(
+            runtime_mode=RuntimeMode.FULL,
+            num_tokens=n * query_len,
+            num_reqs=n,
+            uniform_query_len=query_len,
+            kv_tier=tier,
+        )
+        for n in reqs
+        for query_len in config.uniform_query_lens
+        for tier in config.kv_tiers or (None,)
+    ]
+
+
+def _mixed_keys(config: GraphConfig, sizes: tuple[int, ...], max_num_reqs: int) -> list[GraphKey]:
+    # Empty request slots are cheap, padded tokens are not: every mixed key has slots for all requests it may hold.
+    return [
+        GraphKey(runtime_mode=RuntimeMode.FULL, num_tokens=n, num_reqs=min(n, max_num_reqs), kv_tier=tier)
+        for n in sizes
+        for tier in config.kv_tiers or (None,)
+    ]

@@ -1,0 +1,102 @@
+"""`BreakStep`: one break of a captured plan, made at capture and run at every replay.
+
+It owns its arguments (a weakly held one could be recycled by a later, smaller key), checks what the function
+returns against what it returned at capture, and hands tensors over at fixed addresses, tails cleared.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ostinato.errors import BreakOutputError
+from ostinato.runtime.breaks import BreakPoint, handling_breaks
+from ostinato.runtime.buffers import BridgePool
+from ostinato.runtime.nest import leaves, map_tensors, skeleton, tensors
+from ostinato.runtime.runners.layout import RowLayout
+
+__all__ = ["BreakStep", "observe_break"]
+
+
+def observe_break(
+    layout: RowLayout, index: int, point: BreakPoint, args: Any, kwargs: Any, result: Any, num_rows: int
+) -> None:
+    """Let ``layout`` see what break number ``index`` of a plan hands over."""
+    for position, tensor in enumerate(tensors((result, point.mutated_arguments(args, kwargs)))):
+        layout.observe((index, position), tensor, num_rows)
+
+
+class BreakStep:
+    """A break between two segments. `handed` is what the next segment goes on with."""
+
+    def __init__(
+        self,
+        point: BreakPoint,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        index: int,
+        num_rows: int,
+        layout: RowLayout,
+        bridges: BridgePool,
+        next_bridge: int,
+    ) -> None:
+        self.point = point
+        self._args, self._kwargs = args, kwargs
+        with handling_breaks(None):
+            result = point.fn(*args, **kwargs)
+        observe_break(layout, index, point, args, kwargs, result, num_rows)
+        known = {t.untyped_storage().data_ptr() for t in tensors((args, kwargs))}
+        self.num_bridges = 0
+
+        def hand_over(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.untyped_storage().data_ptr() in known:
+                return tensor  # the break returns one of its arguments: the address is fixed already
+            bridge = bridges.take(next_bridge + self.num_bridges, tensor)
+            bridge.copy_(tensor)
+            self.num_bridges += 1
+            return bridge
+
+        self.handed = map_tensors(result, hand_over)
+        self._skeleton = skeleton(result)
+        self._handed_leaves = [leaf for _, leaf in leaves(self.handed)]
+        cleared = tensors((self.handed, point.mutated_arguments(args, kwargs)))
+        self._cleared = [t for position, t in enumerate(cleared) if layout.is_batch_major((index, position))]
+
+    def run(self, num_live: int, num_rows: int) -> None:
+        """Run the function, check its results, move them to their bridges, clear rows past ``num_live``.
+
+        Raises:
+            BreakOutputError: a result differs from capture in structure, rank, shape, dtype, device or value.
+        """
+        result = self.point.fn(*self._args, **self._kwargs)
+        if skeleton(result) != self._skeleton:
+            raise self._differs("result", self._skeleton, skeleton(result))
+        for handed, (path, value) in zip(self._handed_leaves, leaves(result), strict=True):
+            if isinstance(value, torch.Tensor):
+                self._hand_over(path, handed, value)
+            elif value != handed:
+                raise self._differs(f"result{path}", repr(handed), repr(value))
+        if num_live < num_rows:
+            for tensor in self._cleared:
+                tensor[num_live:].zero_()
+
+    def _hand_over(self, path: str, handed: torch.Tensor, value: torch.Tensor) -> None:
+        if value.shape != handed.shape or value.dtype != handed.dtype or value.device != handed.device:
+            raise self._differs(f"result{path}", _spec(handed), _spec(value))
+        if value.data_ptr() != handed.data_ptr() or value.stride() != handed.stride():
+            handed.copy_(value)
+
+    def _differs(self, what: str, expected: Any, got: Any) -> BreakOutputError:
+        return BreakOutputError(
+            f"break {self.point.name!r} returned another {what} than at capture",
+            fix="return the captured shape, dtype, device and structure every time; pad inside the break if need be",
+            source=self.point.source,
+            expected=expected,
+            got=got,
+        )
+
+
+def _spec(tensor: torch.Tensor) -> str:
+    return f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} on {tensor.device}"

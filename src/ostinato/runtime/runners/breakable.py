@@ -1,0 +1,133 @@
+"""`BreakableRunner`: segments between break marks, made at capture without a compiler.
+
+The first segment opens before the callable and the last closes after it; each break mark ends the open one,
+runs eagerly on real data, and opens the next. Segments that recorded nothing are dropped, so that
+consecutive breaks cost no empty graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ostinato.errors import CaptureError
+from ostinato.runtime.breaks import BreakPoint, handling_breaks
+from ostinato.runtime.buffers import BridgePool
+from ostinato.runtime.capture import CaptureBackend
+from ostinato.runtime.keys import GraphKey, RuntimeMode
+from ostinato.runtime.ops import ATTENTION_OPS
+from ostinato.runtime.runners.break_step import BreakStep, observe_break
+from ostinato.runtime.runners.layout import RowLayout
+from ostinato.runtime.runners.plan import CapturedPlan
+from ostinato.runtime.runners.runner import Call
+
+__all__ = ["BreakableRunner"]
+
+
+class BreakableRunner:
+    """`Runner` for `RuntimeMode.PIECEWISE` with the breakable partition."""
+
+    runtime_mode = RuntimeMode.PIECEWISE
+
+    def __init__(self, backend: CaptureBackend, *, allow_unbroken_attention: bool = False) -> None:
+        self._backend = backend
+        self._forbid = frozenset[str]() if allow_unbroken_attention else ATTENTION_OPS
+        self._layout = RowLayout()
+        self.bridges = BridgePool()
+
+    def warm_up(self, key: GraphKey, call: Call) -> Any:
+        """See `Runner.warm_up`."""
+        with self._backend.session(), handling_breaks(_Observer(self._layout, key.num_tokens)):
+            return call()
+
+    def capture(self, key: GraphKey, call: Call) -> CapturedPlan:
+        """See `Runner.capture`."""
+        recorder = _Recorder(self._backend, CapturedPlan(key=key), self._layout, self.bridges, self._forbid)
+        try:
+            with self._backend.session(), handling_breaks(recorder):
+                return recorder.record(call)
+        except BaseException:
+            recorder.plan.close()
+            raise
+
+
+class _Observer:
+    """Break handler of warm-up: runs breaks inline and notes which hand-overs are batch-major."""
+
+    def __init__(self, layout: RowLayout, num_rows: int) -> None:
+        self._layout = layout
+        self._num_rows = num_rows
+        self._index = 0
+
+    def run_break(self, point: BreakPoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        index, self._index = self._index, self._index + 1
+        with handling_breaks(None):
+            result = point.fn(*args, **kwargs)
+        observe_break(self._layout, index, point, args, kwargs, result, self._num_rows)
+        return result
+
+
+class _Recorder:
+    """Break handler of capture: splits the recording at each break."""
+
+    def __init__(
+        self,
+        backend: CaptureBackend,
+        plan: CapturedPlan,
+        layout: RowLayout,
+        bridges: BridgePool,
+        forbid: frozenset[str],
+    ) -> None:
+        self.plan = plan
+        self._backend = backend
+        self._layout = layout
+        self._bridges = bridges
+        self._forbid = forbid
+        self._num_breaks = 0
+        self._num_bridges = 0
+        self._failed: BaseException | None = None
+
+    def record(self, call: Call) -> CapturedPlan:
+        self._backend.begin(forbid=self._forbid)
+        outputs = call()
+        if self._failed is not None:
+            raise CaptureError(
+                "an exception inside a break was swallowed by the callable", fix="let it surface: the plan has a hole"
+            ) from self._failed
+        self._end_segment(runs_next=False)
+        self.plan.outputs = outputs
+        return self.plan
+
+    def run_break(self, point: BreakPoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._failed is not None:  # the callable goes on after a failed break: nothing is recorded any more
+            with handling_breaks(None):
+                return point.fn(*args, **kwargs)
+        self._end_segment(runs_next=True)
+        try:
+            step = BreakStep(
+                point,
+                args,
+                kwargs,
+                index=self._num_breaks,
+                num_rows=self.plan.key.num_tokens,
+                layout=self._layout,
+                bridges=self._bridges,
+                next_bridge=self._num_bridges,
+            )
+        except BaseException as error:
+            self._failed = error
+            raise
+        self._num_breaks += 1
+        self._num_bridges += step.num_bridges
+        self.plan.entries.append(step)
+        self._backend.begin(forbid=self._forbid)
+        return step.handed
+
+    def _end_segment(self, *, runs_next: bool) -> None:
+        """Close the open segment. If a break ``runs_next``, execute it, so that the break sees real data."""
+        graph = self._backend.end()
+        if graph.num_nodes == 0:
+            graph.close()
+            return
+        self.plan.entries.append(graph)
+        if runs_next and not self._backend.runs_while_recording:
+            graph.replay()

@@ -1,0 +1,69 @@
+"""Warm up all keys, then capture all keys: largest first, each key a transaction.
+
+Warm-up of every key comes before capture of any, because lazy initialisation and workspace growth in a late
+warm-up would move memory that an early graph has baked in. A key that fails is dropped alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from ostinato.errors import OstinatoError
+from ostinato.runtime.capture import CaptureBackend
+from ostinato.runtime.keys import GraphKey
+from ostinato.runtime.runners.plan import CapturedPlan
+from ostinato.telemetry import CaptureFailed, EventBus, GraphCaptured
+
+__all__ = ["CaptureReport", "capture_all"]
+
+
+@dataclass(slots=True, kw_only=True)
+class CaptureReport:
+    """What bulk capture did. ``seconds`` is wall time over all keys."""
+
+    captured: list[GraphKey] = field(default_factory=list)
+    failed: dict[GraphKey, Exception] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def first_error(self) -> Exception | None:
+        """The error of the first key that failed, as it was raised."""
+        return next(iter(self.failed.values()), None)
+
+
+def capture_all(
+    keys: Iterable[GraphKey],
+    capture_one: Callable[[GraphKey], CapturedPlan],
+    *,
+    backend: CaptureBackend,
+    bus: EventBus,
+    on_done: Callable[[GraphKey, CapturedPlan | None], None],
+) -> CaptureReport:
+    """Capture ``keys`` in the given order inside one capture phase.
+
+    Args:
+        capture_one: captures one key, all or nothing.
+        on_done: told of each key, with its plan or None if it failed.
+    """
+    report = CaptureReport()
+    start = time.perf_counter()
+    with backend.phase():
+        for key in keys:
+            began = time.perf_counter()
+            try:
+                plan = capture_one(key)
+            except (OstinatoError, RuntimeError, ValueError, TypeError) as error:
+                report.failed[key] = error
+                bus.emit(CaptureFailed(key=str(key), error=str(error)))
+                on_done(key, None)
+                continue
+            report.captured.append(key)
+            seconds = time.perf_counter() - began
+            bus.emit(
+                GraphCaptured(key=str(key), seconds=seconds, segments=plan.num_segments, nodes=plan.num_nodes)
+            )
+            on_done(key, plan)
+    report.seconds = time.perf_counter() - start
+    return report

@@ -1,0 +1,67 @@
+"""`CapturedPlan`: what one key replays, a sequence of segments and breaks, and the outputs it leaves.
+
+A full graph is a plan of one segment. The plan owns its graphs, its breaks and its output tensors, so
+that a later capture in the same pool cannot recycle what the caller is about to read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ostinato.errors import ClosedError
+from ostinato.runtime.capture import CapturedGraph
+from ostinato.runtime.keys import GraphKey
+from ostinato.runtime.runners.break_step import BreakStep
+
+__all__ = ["CapturedPlan"]
+
+
+@dataclass(slots=True, kw_only=True)
+class CapturedPlan:
+    """Segments and breaks in execution order."""
+
+    key: GraphKey
+    entries: list[CapturedGraph | BreakStep] = field(default_factory=list)
+    outputs: Any = None
+    """What the callable returned, at addresses that every replay rewrites; padded sizes."""
+    is_closed: bool = False
+
+    @property
+    def num_segments(self) -> int:
+        """Captured graphs in the plan."""
+        return sum(not isinstance(entry, BreakStep) for entry in self.entries)
+
+    @property
+    def num_nodes(self) -> int:
+        """Kernels, copies and fills of all segments."""
+        return sum(entry.num_nodes for entry in self.entries if not isinstance(entry, BreakStep))
+
+    @property
+    def breaks(self) -> list[str]:
+        """``name (file:line)`` of each break, in order."""
+        return [f"{e.point.name} ({e.point.source})" for e in self.entries if isinstance(e, BreakStep)]
+
+    def replay(self, num_live: int) -> Any:
+        """Run all entries on the current stream; returns `outputs`, valid until the next replay.
+
+        Args:
+            num_live: rows of the batch that are real; rows past them are cleared at every hand-over.
+        """
+        if self.is_closed:
+            raise ClosedError(f"the plan of {self.key} was closed", fix="keep the Graphed open while replaying")
+        num_rows = self.key.num_tokens
+        for entry in self.entries:
+            if isinstance(entry, BreakStep):
+                entry.run(num_live, num_rows)
+            else:
+                entry.replay()
+        return self.outputs
+
+    def close(self) -> None:
+        """Give graphs, break arguments and outputs back. Idempotent."""
+        self.is_closed = True
+        for entry in self.entries:
+            if not isinstance(entry, BreakStep):
+                entry.close()
+        self.entries, self.outputs = [], None

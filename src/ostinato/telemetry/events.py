@@ -1,0 +1,61 @@
+"""Typed events: everything the runtime and the engine do that a reader may ask about later.
+
+Plain frozen values without torch. Each kind of event is one dataclass; sinks get them as they happen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["CaptureFailed", "Event", "GraphCaptured", "ModeResolved", "RequestPreempted", "StepDispatched"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Root of all events."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeResolved(Event):
+    """The mode asked for became another one, or was confirmed, for ``reason``."""
+
+    asked: str
+    resolved: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphCaptured(Event):
+    """One key was captured. ``seconds`` is wall time, ``nodes`` the kernels or recorded calls."""
+
+    key: str
+    seconds: float
+    segments: int
+    nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureFailed(Event):
+    """One key could not be captured and was dropped alone."""
+
+    key: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDispatched(Event):
+    """One step was run: how, in which bucket, and why. Sizes are tokens."""
+
+    runtime_mode: str
+    bucket: str
+    reason: str
+    live_tokens: int
+    padded_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestPreempted(Event):
+    """A request gave up its pages and will be computed again."""
+
+    request_id: str
+    computed_tokens: int

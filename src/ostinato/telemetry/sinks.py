@@ -1,0 +1,65 @@
+"""Where events go: the `Sink` Protocol, a bus that fans out, and a sink that remembers.
+
+A sink that raises never harms a step: the bus drops the error and counts it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Protocol
+
+from ostinato.telemetry.events import CaptureFailed, Event, ModeResolved
+
+__all__ = ["EventBus", "LogSink", "MemorySink", "Sink"]
+
+logger = logging.getLogger("ostinato")
+
+
+class Sink(Protocol):
+    """Anything that takes events."""
+
+    def emit(self, event: Event) -> None:
+        """Take one event; called on the thread that runs the step, so be quick."""
+        ...
+
+
+class MemorySink:
+    """Keeps the last ``capacity`` events, oldest first."""
+
+    def __init__(self, capacity: int = 1024) -> None:
+        self.events: deque[Event] = deque(maxlen=capacity)
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+
+class LogSink:
+    """Writes what an operator should see once: mode changes and failed captures."""
+
+    def emit(self, event: Event) -> None:
+        if isinstance(event, CaptureFailed):
+            logger.warning("capture of %s failed and was dropped: %s", event.key, event.error)
+        elif isinstance(event, ModeResolved) and event.asked not in (event.resolved, "auto"):
+            logger.warning("mode %s became %s: %s", event.asked, event.resolved, event.reason)
+
+
+class EventBus:
+    """Fans events out to sinks."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        self._sinks = list(sinks)
+        self.num_dropped = 0
+
+    def subscribe(self, sink: Sink) -> None:
+        """Add ``sink``; it sees events from now on."""
+        self._sinks.append(sink)
+
+    def emit(self, event: Event) -> None:
+        """Give ``event`` to every sink."""
+        for sink in self._sinks:
+            try:
+                sink.emit(event)
+            except Exception:
+                self.num_dropped += 1
+                logger.debug("a telemetry sink raised", exc_info=True)
