@@ -1,0 +1,10 @@
+"""Text in and out: tokenizer, chat template, incremental detokenizer, stop strings.
+
+Knows nothing of models or devices. The loop and the server call it; `weights` uses its lazy import.
+"""
+
+from ostinato.engine.text.detokenizer import IncrementalDetokenizer
+from ostinato.engine.text.stop_strings import StopStrings
+from ostinato.engine.text.tokenizer import Tokenizer
+
+__all__ = ["IncrementalDetokenizer", "StopStrings", "Tokenizer"]
