@@ -1,0 +1,187 @@
+"""Settings of one engine, and the pure function that turns every "auto" into a value with a reason.
+
+`EngineConfig` is plain values, checked when it is made. `resolve_engine_config` is given what only the
+machine and the checkpoint know (device kind, model length, stored dtype). Left open on purpose: `mode`
+(the runtime resolves it against the attention backend), `kv_tokens` (free memory decides, after the
+weights are loaded) and the default size ladders (runtime planning). Called by `engine.llm`, server, CLI.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from ostinato.errors import ConfigError, UnknownNameError
+
+__all__ = ["DEFAULT_MODEL", "EngineConfig", "resolve_engine_config"]
+
+DEFAULT_MODEL: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "load_format": ("auto", "dummy"),
+    "mode": ("none", "piecewise", "full", "full_decode_only", "full_and_piecewise", "auto"),
+    "attention": ("auto", "torch", "triton"),
+}
+_COUNTS: Final = ("page_size", "max_model_len", "max_num_reqs", "max_num_batched_tokens", "kv_tokens")
+_DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+# Defaults by device kind: a CPU is compute-bound at small batches, a GPU wants enough rows to fill it.
+_DEFAULT_MODEL_LEN: Final = {"cpu": 2048, "cuda": 8192}
+_DEFAULT_NUM_REQS: Final = {"cpu": 16, "cuda": 256}
+_DEFAULT_BATCHED_TOKENS: Final = {"cpu": 512, "cuda": 8192}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """What a user may choose about an engine.
+
+    Attributes:
+        model: hub name, local folder or file. The default is small enough to answer on a laptop.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        dtype: "auto" is float32 on a CPU (where bfloat16 is often slower) and the checkpoint's own on CUDA.
+        load_format: "auto" reads a checkpoint; "dummy" fills weights from `seed` and reads none.
+        mode: which graphs a step may replay; "auto" is resolved by the runtime.
+        attention: backend name; "auto" is triton on CUDA and torch on a CPU.
+        page_size: tokens in a page; 16 keeps the waste below 16 tokens a request with short block tables.
+        max_model_len: tokens a request may hold, prompt and output together.
+        max_num_reqs: requests that may run at once.
+        max_num_batched_tokens: tokens in one step; longer prompts are split into chunks.
+        kv_tokens: capacity of the KV cache in tokens; None takes it from free memory.
+        decode_sizes: batch sizes (requests) to capture for decode, sorted; None takes the default ladder.
+        token_sizes: token counts to capture for mixed steps, sorted; None takes the default ladder.
+        seed: for dummy weights and for requests without a seed of their own.
+
+    Raises:
+        UnknownNameError: a name is not among its choices.
+        ConfigError: a number is out of range, or two settings contradict each other.
+    """
+
+    model: str = DEFAULT_MODEL
+    device: str = "auto"
+    dtype: str = "auto"
+    load_format: str = "auto"
+    mode: str = "auto"
+    attention: str = "auto"
+    page_size: int = 16
+    max_model_len: int | None = None
+    max_num_reqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_tokens: int | None = None
+    decode_sizes: tuple[int, ...] | None = None
+    token_sizes: tuple[int, ...] | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise ConfigError("model must be a non-empty name or path", field="model", got=repr(self.model))
+        if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
+            raise UnknownNameError.of("device", str(self.device), ["auto", "cpu", "cuda", "cuda:N"])
+        for name, valid in _CHOICES.items():
+            if getattr(self, name) not in valid:
+                raise UnknownNameError.of(name, str(getattr(self, name)), list(valid))
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if value is None and name != "page_size":
+                continue
+            _check_int(name, value, low=1, high=None)
+        _check_int("seed", self.seed, low=0, high=2**63 - 1)
+        if self.kv_tokens is not None and self.kv_tokens < self.page_size:
+            _contradiction("kv_tokens", self.kv_tokens, f">= page_size ({self.page_size})", "raise kv_tokens")
+        num_reqs, num_tokens = self.max_num_reqs, self.max_num_batched_tokens
+        if num_reqs is not None and num_tokens is not None and num_reqs > num_tokens:
+            # Every running request must be able to decode one token in a step.
+            _contradiction("max_num_reqs", num_reqs, f"<= max_num_batched_tokens ({num_tokens})", "lower max_num_reqs")
+        object.__setattr__(self, "decode_sizes", _sizes(self, "decode_sizes", "max_num_reqs"))
+        object.__setattr__(self, "token_sizes", _sizes(self, "token_sizes", "max_num_batched_tokens"))
+
+
+def resolve_engine_config(
+    config: EngineConfig, device_kind: Literal["cpu", "cuda"], model_max_len: int, checkpoint_dtype: str
+) -> tuple[EngineConfig, dict[str, str]]:
+    """Resolve every setting that the machine or the checkpoint decides. Pure: reads no device.
+
+    Args:
+        config: what the user chose.
+        device_kind: the kind of device that was found.
+        model_max_len: tokens of context that the checkpoint supports.
+        checkpoint_dtype: dtype name of the stored weights, such as "bfloat16".
+
+    Returns:
+        The resolved config, and for each field that changed the reason for its value.
+
+    Raises:
+        ConfigError: `device_kind` contradicts `config.device`, or a limit exceeds the model's.
+    """
+    if device_kind not in _DEFAULT_MODEL_LEN:
+        raise UnknownNameError.of("device kind", device_kind, sorted(_DEFAULT_MODEL_LEN))
+    if config.device != "auto" and config.device.split(":")[0] != device_kind:
+        _contradiction("device", config.device, f"a {device_kind} device, the kind that was found", "choose another")
+    if config.max_model_len is not None and config.max_model_len > model_max_len:
+        _contradiction("max_model_len", config.max_model_len, f"<= the model's {model_max_len}", "lower max_model_len")
+    changes: dict[str, object] = {}
+    reasons: dict[str, str] = {}
+
+    def choose(name: str, value: object, reason: str) -> None:
+        changes[name] = value
+        reasons[name] = f"{value}: {reason}"
+
+    if config.device == "auto":
+        choose("device", device_kind, f"a {device_kind} device was found")
+    if config.dtype == "auto":
+        choose("dtype", *_resolve_dtype(device_kind, checkpoint_dtype))
+    if config.attention == "auto":
+        backend = "triton" if device_kind == "cuda" else "torch"
+        choose("attention", backend, f"the default backend on {device_kind}")
+    if config.max_model_len is None:
+        default = _DEFAULT_MODEL_LEN[device_kind]
+        reason = f"the smaller of the model's {model_max_len} and the {device_kind} default {default}"
+        choose("max_model_len", min(model_max_len, default), reason)
+    num_reqs, num_tokens = config.max_num_reqs, config.max_num_batched_tokens
+    default_reqs, default_tokens = _DEFAULT_NUM_REQS[device_kind], _DEFAULT_BATCHED_TOKENS[device_kind]
+    if num_reqs is None:
+        capped = default_reqs if num_tokens is None else min(default_reqs, num_tokens)
+        why = f"the {device_kind} default" if capped == default_reqs else "one token each of max_num_batched_tokens"
+        choose("max_num_reqs", capped, why)
+    if num_tokens is None:
+        raised = default_tokens if num_reqs is None else max(default_tokens, num_reqs)
+        why = f"the {device_kind} default" if raised == default_tokens else "one token for each of max_num_reqs"
+        choose("max_num_batched_tokens", raised, why)
+    return dataclasses.replace(config, **changes), reasons  # type: ignore[arg-type]
+
+
+def _resolve_dtype(device_kind: str, checkpoint_dtype: str) -> tuple[str, str]:
+    if device_kind == "cpu":
+        return "float32", "the fast and exact dtype on a CPU"
+    if checkpoint_dtype in _CHOICES["dtype"][1:]:
+        return checkpoint_dtype, "the checkpoint's own dtype"
+    return "bfloat16", f"the checkpoint's {checkpoint_dtype} is not a compute dtype here"
+
+
+def _sizes(config: EngineConfig, name: str, limit_name: str) -> tuple[int, ...] | None:
+    """The sizes sorted and without repeats, each checked against the limit when that is known."""
+    given, limit = getattr(config, name), getattr(config, limit_name)
+    if given is None:
+        return None
+    if isinstance(given, str | bytes) or not hasattr(given, "__iter__"):
+        raise ConfigError(f"{name} must be a tuple of sizes", field=name, got=repr(given))
+    for size in (sizes := tuple(given)):
+        _check_int(name, size, low=1, high=None)
+        if limit is not None and size > limit:
+            _contradiction(name, size, f"<= {limit_name} ({limit})", f"drop the size or raise {limit_name}")
+    if not sizes:
+        _contradiction(name, "()", "at least one size", "use None for the default ladder, or mode='none'")
+    return tuple(sorted(set(sizes)))
+
+
+def _check_int(name: str, value: object, *, low: int, high: int | None) -> None:
+    expected = f"an integer >= {low}" + ("" if high is None else f" and <= {high}")
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if not is_int or value < low or (high is not None and value > high):  # type: ignore[operator]
+        raise ConfigError(f"{name} must be {expected}, got {value!r}", field=name, expected=expected, got=repr(value))
+
+
+def _contradiction(name: str, value: object, expected: str, fix: str) -> None:
+    raise ConfigError(f"{name} must be {expected}, got {value}", fix=fix, field=name, expected=expected, got=value)

@@ -1,0 +1,8 @@
+"""Who runs next and how many tokens: continuous batching over pages. Pure Python."""
+
+from __future__ import annotations
+
+from ostinato.engine.scheduler.batch import ScheduledBatch, ScheduledRequest
+from ostinato.engine.scheduler.scheduler import Scheduler
+
+__all__ = ["ScheduledBatch", "ScheduledRequest", "Scheduler"]

@@ -1,0 +1,207 @@
+"""Continuous batching with chunked prefill and preemption by recompute.
+
+Each step takes decodes first, then prompts in order of arrival, within a token budget, and owns a page
+slot for every token it schedules. It leaves out sampling, stop rules and tensors. Driven by the loop:
+``schedule``, run the step, ``finish`` what failed, ``complete``, ``finish`` what is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ostinato.engine.paging import PageAllocator, pages_for
+from ostinato.engine.request import FinishReason, Request
+from ostinato.engine.scheduler.batch import ScheduledBatch, ScheduledRequest
+from ostinato.engine.scheduler.queues import RequestQueues
+from ostinato.errors import ConfigError, EngineError, OstinatoError, OutOfMemoryError, RequestError
+
+__all__ = ["Scheduler"]
+
+
+class Scheduler:
+    """Decides who runs in each step.
+
+    Args:
+        max_num_reqs: requests that may run at once.
+        max_num_batched_tokens: tokens in one step.
+        max_model_len: tokens a request may hold; one that reaches it is ended with LENGTH.
+        allocator: the pages; nobody else may allocate from it.
+    """
+
+    def __init__(
+        self, *, max_num_reqs: int, max_num_batched_tokens: int, max_model_len: int, allocator: PageAllocator
+    ) -> None:
+        if min(max_num_reqs, max_num_batched_tokens, max_model_len) < 1:
+            raise ConfigError("scheduler limits must be >= 1")
+        self._max_num_reqs = max_num_reqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_model_len = max_model_len
+        self._allocator = allocator
+        self._queues = RequestQueues()
+        self._failed: list[Request] = []
+
+    @property
+    def waiting(self) -> tuple[Request, ...]:
+        """Requests that hold no pages, oldest first."""
+        return tuple(self._queues.waiting)
+
+    @property
+    def running(self) -> tuple[Request, ...]:
+        """Requests that hold pages, oldest first."""
+        return tuple(self._queues.running)
+
+    def has_work(self) -> bool:
+        """True while a request waits or runs, or an ended one was not yet taken by `take_failed`."""
+        return bool(self._queues.waiting or self._queues.running or self._failed)
+
+    def add(self, request: Request) -> None:
+        """Take a new request. One that can never fit in the pages is ended at once (see `take_failed`).
+
+        Raises:
+            RequestError: no tokens, too long, already begun, or its id is in use.
+        """
+        if not 0 < request.num_tokens < self._max_model_len:
+            expected = f"1 to {self._max_model_len - 1} tokens"
+            raise RequestError(f"request {request.request_id!r} cannot run", expected=expected, got=request.num_tokens)
+        if request.is_finished or request.pages or request.num_computed_tokens:
+            raise RequestError(f"request {request.request_id!r} was begun before", fix="make a new Request")
+        self._queues.append(request)
+        if not self._can_ever_fit(request):
+            self._fail(request)
+
+    def abort(self, request_id: str) -> Request | None:
+        """End a request with ABORT, also in the middle of a step; None when no such request is here."""
+        request = self._queues.get(request_id)
+        if request is not None:
+            self.finish(request, FinishReason.ABORT)
+        return request
+
+    def finish(self, request: Request, reason: FinishReason, error: OstinatoError | None = None) -> None:
+        """End a request: free its pages and forget it. Does nothing when it has ended already.
+
+        Raises:
+            EngineError: the request is not in this scheduler.
+        """
+        if request.is_finished:
+            return
+        if not self._queues.remove(request):
+            raise EngineError(f"request {request.request_id!r} is not in the scheduler")
+        self._release_pages(request)
+        request.finish_reason = reason
+        request.error = error
+
+    def take_failed(self) -> list[Request]:
+        """Requests that the scheduler itself ended since the last call, for the loop to deliver.
+
+        ERROR with an `OutOfMemoryError` when the request needs more pages than there are; LENGTH when it
+        reached max_model_len and the loop had not ended it.
+        """
+        failed, self._failed = self._failed, []
+        return failed
+
+    def schedule(self) -> ScheduledBatch:
+        """Choose the next step. Calling it again before `complete` schedules the same tokens again."""
+        self._end_hopeless()
+        queues, budget = self._queues, self._max_num_batched_tokens
+        items: list[ScheduledRequest] = []
+        preempted: list[Request] = []
+        # In running order decodes come first: a prompt is admitted only behind requests that all sample in the
+        # same step, so one that is not through yet is always the youngest. What it lacks, tokens or pages, then
+        # nobody else has either, and nobody is admitted past it.
+        for request in tuple(queues.running):
+            if budget and request not in preempted:
+                budget -= self._schedule_running(request, budget, items, preempted)
+        while budget and self._can_admit():
+            budget -= self._schedule_running(queues.admit(), budget, items, preempted)
+        return ScheduledBatch(tuple(items), tuple(preempted))
+
+    def complete(self, batch: ScheduledBatch, sampled: Mapping[str, int]) -> None:
+        """Record that a step was computed.
+
+        Args:
+            batch: what `schedule` returned. Requests that ended meanwhile are skipped.
+            sampled: request id -> token, for each item that samples.
+
+        Raises:
+            EngineError: a token is missing, or the batch is not the one that is due. Then nothing is changed.
+        """
+        live = [item for item in batch.items if not item.request.is_finished]
+        for item in live:
+            request_id = item.request.request_id
+            if item.request.num_computed_tokens != item.start:
+                got = item.request.num_computed_tokens
+                raise EngineError("a step was completed out of order", request=request_id, expected=item.start, got=got)
+            if item.samples and request_id not in sampled:
+                raise EngineError("no token was sampled for a request", request=request_id)
+        for item in live:
+            item.request.num_computed_tokens = item.end
+            if item.samples:
+                item.request.output_token_ids.append(sampled[item.request.request_id])
+
+    def _schedule_running(
+        self, request: Request, budget: int, items: list[ScheduledRequest], preempted: list[Request]
+    ) -> int:
+        """Give a running request its next chunk, with a slot for each token; 0 tokens when it has to wait."""
+        start, remaining = request.num_computed_tokens, request.num_tokens - request.num_computed_tokens
+        while (num_slots := self._num_reachable_slots(request)) <= start:
+            # The youngest keeps its own pages: older ones will end, or take them back when they must.
+            if self._queues.running[-1] is request:
+                return 0
+            preempted.append(self._preempt_youngest())
+        num_new = min(remaining, budget, num_slots - start)
+        missing = pages_for(start + num_new, self._allocator.page_size) - len(request.pages)
+        pages = self._allocator.allocate(max(0, missing))
+        assert pages is not None, "reachable slots were counted from the free pages"
+        request.pages.extend(pages)
+        items.append(ScheduledRequest(request, start, num_new, num_new == remaining, request.is_decode))
+        return num_new
+
+    def _num_reachable_slots(self, request: Request) -> int:
+        return (len(request.pages) + self._allocator.num_free_pages) * self._allocator.page_size
+
+    def _can_admit(self) -> bool:
+        """Whether the oldest waiting request may start now.
+
+        It needs pages for all its tokens, and one page of growth is left to each running request: admitting
+        into the very last pages would only preempt the newcomer some steps later and compute it twice.
+        """
+        waiting, running = self._queues.waiting, self._queues.running
+        if not waiting or len(running) >= self._max_num_reqs:
+            return False
+        needed = pages_for(waiting[0].num_tokens, self._allocator.page_size)
+        return needed + len(running) <= self._allocator.num_free_pages
+
+    def _preempt_youngest(self) -> Request:
+        """Take back the youngest request's pages. Its outputs stay; its K/V is computed again later."""
+        victim = self._queues.preempt_youngest()
+        self._release_pages(victim)
+        victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        return victim
+
+    def _end_hopeless(self) -> None:
+        """End running requests that have outgrown the model or all the pages. Waiting ones cannot have grown."""
+        for request in tuple(self._queues.running):
+            if request.num_tokens >= self._max_model_len:
+                self.finish(request, FinishReason.LENGTH)
+                self._failed.append(request)
+            elif not self._can_ever_fit(request):
+                self._fail(request)
+
+    def _can_ever_fit(self, request: Request) -> bool:
+        return pages_for(request.num_tokens, self._allocator.page_size) <= self._allocator.num_usable_pages
+
+    def _fail(self, request: Request) -> None:
+        capacity = self._allocator.num_usable_pages * self._allocator.page_size
+        error = OutOfMemoryError(
+            f"request {request.request_id!r} needs {request.num_tokens} KV tokens and the whole cache holds {capacity}",
+            fix="raise kv_tokens, or send a shorter prompt or a smaller max_tokens",
+            expected=f"at most {capacity} tokens",
+            got=request.num_tokens,
+        )
+        self.finish(request, FinishReason.ERROR, error)
+        self._failed.append(request)
+
+    def _release_pages(self, request: Request) -> None:
+        self._allocator.free(request.pages)
+        request.pages = []
