@@ -1,0 +1,59 @@
+"""The step that this thread's forward pass is in: metadata, caches and backend.
+
+Model code has no such arguments, because a captured graph outlives every step: attention looks the current
+step up when it runs. `engine.execution` installs it around each forward.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ostinato.engine.attention.backend import AttentionBackend
+from ostinato.engine.attention.metadata import AttentionMetadata
+from ostinato.engine.kvcache import LayerCache
+from ostinato.errors import RuntimeStateError
+
+__all__ = ["ForwardContext", "get_forward_context", "set_forward_context"]
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardContext:
+    """Everything attention needs that is not an activation."""
+
+    metadata: AttentionMetadata
+    caches: Sequence[LayerCache]
+    """One cache a layer."""
+    backend: AttentionBackend
+
+
+class _ThreadState(threading.local):
+    context: ForwardContext | None = None
+
+
+_state = _ThreadState()
+
+
+@contextmanager
+def set_forward_context(context: ForwardContext) -> Iterator[None]:
+    """Make ``context`` this thread's current one; the previous one comes back at exit."""
+    previous, _state.context = _state.context, context
+    try:
+        yield
+    finally:
+        _state.context = previous
+
+
+def get_forward_context() -> ForwardContext:
+    """This thread's current context.
+
+    Raises:
+        RuntimeStateError: there is none.
+    """
+    if _state.context is None:
+        raise RuntimeStateError(
+            "attention ran outside a forward context", fix="wrap the forward call in set_forward_context(...)"
+        )
+    return _state.context

@@ -1,0 +1,132 @@
+"""Uniform decode, queries ready and cache written: a program for each request, KV head and part of the context.
+
+The last program of a request and head to finish merges the parts, so one launch does it all. Requests with
+no context (padding) come out as zeros. Called by `TritonAttention.attend`.
+"""
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,misc"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ostinato.engine.attention.metadata import AttentionMetadata
+from ostinato.engine.attention.triton.configs import LOG2_E, plan_decode
+from ostinato.engine.attention.triton.softmax import fold_context, merge_splits
+from ostinato.engine.attention.triton.workspace import SplitWorkspace
+from ostinato.engine.kvcache import LayerCache
+from ostinato.runtime.breaks import jit_mark
+
+__all__ = ["launch_decode"]
+
+# Metadata may lie anywhere in a packed buffer, and these numbers vary from bucket to bucket: neither their
+# alignment nor their value may select another compiled variant.
+_VARYING = ("tables", "seq_lens", "q_stride_heads", "table_stride", "num_splits")
+
+
+@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_VARYING)
+def _decode_kernel(
+    q,
+    out,
+    key,
+    value,
+    tables,
+    seq_lens,
+    peaks,
+    totals,
+    accs,
+    counters,
+    q_stride_heads,
+    table_stride,
+    num_splits,
+    scale_log2,
+    QUERY_LEN: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED_GROUP: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    MIN_BLOCKS: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    request = tl.program_id(0).to(tl.int64)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    context = tl.load(seq_lens + request)
+    blocks = tl.cdiv(context, BLOCK_N)
+    share = tl.maximum(tl.cdiv(blocks, num_splits), MIN_BLOCKS)
+    # One split always lives, so that a request without context gets its zeros.
+    num_live = tl.maximum(tl.cdiv(blocks, share), 1)
+    if split >= num_live:
+        return
+
+    HALF: tl.constexpr = HEAD_DIM // 2
+    rows = tl.arange(0, M)
+    half = tl.arange(0, HALF)
+    dims = tl.arange(0, HEAD_DIM)
+    token = rows // PADDED_GROUP
+    head = rows % PADDED_GROUP
+    is_real = (token < QUERY_LEN) & (head < GROUP)
+    row = request * QUERY_LEN + token
+    q_pointers = q + (row * q_stride_heads * HEAD_DIM + (kv_head * GROUP + head) * HEAD_DIM)[:, None] + half[None, :]
+    q_low = tl.load(q_pointers, mask=is_real[:, None], other=0.0)
+    q_high = tl.load(q_pointers + HALF, mask=is_real[:, None], other=0.0)
+
+    begin = split * share * BLOCK_N
+    end = tl.minimum(begin + share * BLOCK_N, context)
+    peak = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, HEAD_DIM], tl.float32)
+    peak, total, acc = fold_context(
+        q_low, q_high, peak, total, acc, key, value, tables + request * table_stride, kv_head, begin, end,
+        context - QUERY_LEN + 1 + token, scale_log2, NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N,
+    )  # fmt: skip
+
+    is_last = num_live >= 1
+    if num_live > 1:
+        unit = request * NUM_KV_HEADS + kv_head
+        first = unit * num_splits * M
+        is_last, total, acc = merge_splits(
+            peaks + first, totals + first, accs + first * HEAD_DIM, counters + unit,
+            peak, total, acc, is_real, split, num_live, M, HEAD_DIM, AT_ONCE,
+        )  # fmt: skip
+    if is_last:
+        result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+        out_row = (row * (NUM_KV_HEADS * GROUP) + kv_head * GROUP + head) * HEAD_DIM
+        tl.store(out + out_row[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=is_real[:, None])
+
+
+def launch_decode(
+    q: Tensor,
+    out: Tensor,
+    cache: LayerCache,
+    metadata: AttentionMetadata,
+    scale: float,
+    query_len: int,
+    workspace: SplitWorkspace,
+) -> None:
+    """Attend with ``query_len`` rows a request; see `AttentionBackend.attend`."""
+    plan = plan_decode(
+        num_reqs=metadata.num_reqs,
+        max_context=metadata.block_tables.shape[1] * cache.page_size,
+        query_len=query_len,
+        num_heads=out.shape[1],
+        num_kv_heads=cache.num_kv_heads,
+        head_dim=cache.head_dim,
+        dtype=q.dtype,
+        device=q.device,
+    )
+    parts = workspace.reserve(plan, q.device)
+    jit_mark(f"decode[{q.dtype},{query_len},{out.shape[1]},{cache.num_kv_heads},{cache.head_dim},{cache.page_size}]")
+    _decode_kernel[(metadata.num_reqs, cache.num_kv_heads, plan.num_splits)](
+        q, out, cache.key, cache.value, metadata.block_tables, metadata.seq_lens,
+        parts.peaks, parts.totals, parts.accs, parts.counters,
+        q.stride(0) // cache.head_dim, metadata.block_tables.stride(0), plan.num_splits, scale * LOG2_E,
+        QUERY_LEN=query_len, GROUP=plan.group, PADDED_GROUP=plan.padded_group, NUM_KV_HEADS=cache.num_kv_heads,
+        HEAD_DIM=cache.head_dim, PAGE_SIZE=cache.page_size, M=plan.rows, BLOCK_N=plan.tiles.block_n,
+        MIN_BLOCKS=plan.tiles.min_blocks, AT_ONCE=plan.tiles.merged_at_once,
+        num_warps=plan.tiles.num_warps, num_stages=plan.tiles.num_stages,
+    )  # fmt: skip

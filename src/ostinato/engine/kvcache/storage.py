@@ -1,0 +1,62 @@
+"""The tensors that hold keys and values, one pair a layer.
+
+Which page belongs to whom is the business of `engine.paging`; reading and writing that of
+`engine.attention`. Made once by `engine.execution`: graphs hold these addresses, so they never move.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["LayerCache", "allocate_caches"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerCache:
+    """One layer's pages. Slot ``page * page_size + offset`` holds one token; slot 0 takes padded rows."""
+
+    key: Tensor
+    """[num_pages, page_size, num_kv_heads, head_dim], contiguous."""
+    value: Tensor
+    """Like ``key``."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages, the null page included."""
+        return self.key.shape[0]
+
+    @property
+    def page_size(self) -> int:
+        """Tokens a page."""
+        return self.key.shape[1]
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.key.shape[2]
+
+    @property
+    def head_dim(self) -> int:
+        """Elements a head."""
+        return self.key.shape[3]
+
+
+def allocate_caches(
+    *,
+    num_layers: int,
+    num_pages: int,
+    page_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> list[LayerCache]:
+    """Zeroed caches for ``num_layers`` layers, as views of one allocation.
+
+    Zeroed, so that a slot nobody has written yet is finite whoever reads it.
+    """
+    storage = torch.zeros((num_layers, 2, num_pages, page_size, num_kv_heads, head_dim), dtype=dtype, device=device)
+    return [LayerCache(key=pair[0], value=pair[1]) for pair in storage]

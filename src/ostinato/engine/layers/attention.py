@@ -1,0 +1,69 @@
+"""The self-attention block: merged projection, QK norm, rotary embedding, paged attention, output projection."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ostinato.engine.attention import get_forward_context, paged_attention, rotary_paged_attention
+from ostinato.engine.layers.linear import Linear
+from ostinato.engine.layers.rms_norm import RMSNorm
+from ostinato.engine.layers.rotary import rotate
+
+__all__ = ["SelfAttention"]
+
+
+class SelfAttention(nn.Module):
+    """Causal grouped-query attention of one layer.
+
+    Args:
+        layer: index of this layer's KV cache.
+        hidden_size: width of the residual stream.
+        num_heads: query heads.
+        num_kv_heads: key and value heads; divides ``num_heads``.
+        head_dim: elements a head.
+        norm_eps: of the QK norm.
+        has_qkv_bias, has_out_bias: biases of the projections.
+        has_qk_norm: RMS norm of each query and key head before rotation.
+    """
+
+    def __init__(
+        self,
+        *,
+        layer: int,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        norm_eps: float,
+        has_qkv_bias: bool,
+        has_out_bias: bool,
+        has_qk_norm: bool,
+    ) -> None:
+        super().__init__()
+        self.layer = layer
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.scale = head_dim**-0.5
+        self.norm_eps = norm_eps
+        self.qkv = Linear(hidden_size, (num_heads + 2 * num_kv_heads) * head_dim, has_bias=has_qkv_bias)
+        self.out = Linear(num_heads * head_dim, hidden_size, has_bias=has_out_bias)
+        self.q_norm = RMSNorm(head_dim, norm_eps) if has_qk_norm else None
+        self.k_norm = RMSNorm(head_dim, norm_eps) if has_qk_norm else None
+
+    def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
+        """[num_tokens, hidden_size], with [num_tokens, head_dim] rows of `RotaryTable` -> [num_tokens, hidden_size]."""
+        qkv = self.qkv(x)
+        attended = torch.empty((x.shape[0], self.num_heads, self.head_dim), dtype=x.dtype, device=x.device)
+        if get_forward_context().backend.fuses_rotary:
+            q_norm = None if self.q_norm is None else self.q_norm.weight
+            k_norm = None if self.k_norm is None else self.k_norm.weight
+            rotary_paged_attention(qkv, rotary, attended, q_norm, k_norm, self.layer, self.scale, self.norm_eps)
+        else:
+            heads = qkv.view(x.shape[0], -1, self.head_dim)
+            q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+            if self.q_norm is not None and self.k_norm is not None:
+                q, k = self.q_norm(q), self.k_norm(k)
+            paged_attention(rotate(q, rotary), rotate(k, rotary), v, attended, self.layer, self.scale)
+        return self.out(attended.view(x.shape[0], -1))  # type: ignore[no-any-return]

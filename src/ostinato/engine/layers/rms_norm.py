@@ -1,0 +1,46 @@
+"""RMS norm, alone or with the residual addition before it (Zhang and Sennrich, 2019)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ostinato.engine.layers.kernel_choice import takes_triton
+
+__all__ = ["RMSNorm", "rms_norm"]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """``x / rms(x) * weight`` over the last axis, computed in float32, in plain torch."""
+    wide = x.to(torch.float32)
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * weight).to(x.dtype)
+
+
+class RMSNorm(nn.Module):
+    """Norm over the last axis, ``size`` wide."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] -> the same shape."""
+        if takes_triton(x):
+            from ostinato.engine.layers.triton.rms_norm import launch_rms_norm
+
+            return launch_rms_norm(x, None, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Add ``x`` to the residual stream and norm the sum: (normed, new residual), both [num_tokens, size].
+
+        On CUDA the sum is written into ``residual``'s memory; go on with the one returned.
+        """
+        if takes_triton(x):
+            from ostinato.engine.layers.triton.rms_norm import launch_rms_norm
+
+            return launch_rms_norm(x, residual, self.weight, self.eps), residual
+        residual = x + residual
+        return rms_norm(residual, self.weight, self.eps), residual

@@ -1,0 +1,1 @@
+"""Triton kernels of the layers, imported only where they run."""

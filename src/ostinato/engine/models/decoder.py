@@ -1,0 +1,89 @@
+"""The one decoder of all families: pre-norm blocks of attention and gated MLP on a residual stream.
+
+Tokens of all requests come as one flat batch; which token belongs to whom, attention knows from the forward
+context. The forward pass keeps no state and waits for nothing on the host, so it may be captured. Choosing
+the rows that are sampled from is the caller's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding, linear
+
+from ostinato.engine.layers import RMSNorm, RotaryTable
+from ostinato.engine.models.checkpoint import fill_from_checkpoint
+from ostinato.engine.models.config import ModelConfig
+from ostinato.engine.models.decoder_layer import DecoderLayer
+from ostinato.engine.models.dummy import fill_dummy
+
+__all__ = ["DecoderModel"]
+
+
+class DecoderModel(nn.Module):
+    """A causal language model; its parameters are uninitialised until loaded.
+
+    Args:
+        config: what to build.
+        max_model_len: positions that the rotary table holds, in tokens.
+    """
+
+    def __init__(self, config: ModelConfig, *, max_model_len: int) -> None:
+        super().__init__()
+        self.config = config
+        self.max_model_len = max_model_len
+        self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size), requires_grad=False)
+        self.rotary = RotaryTable(config.rope, config.head_dim, max_model_len)
+        self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.head = (
+            self.embedding
+            if config.has_tied_head
+            else nn.Parameter(torch.empty(config.vocab_size, config.hidden_size), requires_grad=False)
+        )
+
+    def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
+        """One step, inside a forward context.
+
+        Args:
+            input_ids: [num_tokens] int64, below the vocabulary's size.
+            positions: [num_tokens] int64, below ``max_model_len``; padded rows 0.
+
+        Returns:
+            [num_tokens, hidden_size], after the last norm.
+        """
+        rotary = self.rotary(positions)
+        addend, residual = None, embedding(input_ids, self.embedding)
+        for layer in self.layers:
+            addend, residual = layer(addend, residual, rotary)
+        if addend is None:  # a model without layers
+            return self.norm(residual)  # type: ignore[no-any-return]
+        return self.norm.add(addend, residual)[0]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[num_rows, hidden_size] -> [num_rows, vocab_size], in the model's dtype."""
+        return linear(hidden, self.head)
+
+    def load_weights(self, items: Iterable[tuple[str, Tensor]]) -> None:
+        """Fill the parameters from tensors with Hugging Face names.
+
+        Raises:
+            CheckpointError: tensors are missing, unexpected, given twice or of the wrong shape; it names them.
+        """
+        ignored = {"lm_head.weight"} if self.config.has_tied_head else set()
+        fill_from_checkpoint(dict(self._checkpoint_targets()), items, ignored=ignored)
+
+    def init_dummy(self, seed: int) -> None:
+        """Fill the parameters with small random values, the same for the same seed and device."""
+        fill_dummy(self, seed)
+
+    def _checkpoint_targets(self) -> Iterator[tuple[str, Tensor]]:
+        yield "model.embed_tokens.weight", self.embedding
+        yield "model.norm.weight", self.norm.weight
+        if not self.config.has_tied_head:
+            yield "lm_head.weight", self.head
+        for index, layer in enumerate(self.layers):
+            for name, target in layer.checkpoint_targets():  # type: ignore[operator]
+                yield f"model.layers.{index}.{name}", target

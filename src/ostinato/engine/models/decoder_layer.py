@@ -1,0 +1,64 @@
+"""One block of the decoder, and the names that a checkpoint has for its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from ostinato.engine.layers import GatedMLP, RMSNorm, SelfAttention
+from ostinato.engine.models.config import ModelConfig
+
+__all__ = ["DecoderLayer"]
+
+
+class DecoderLayer(nn.Module):
+    """One block. Takes and gives (addend, residual): what the block before it has yet to add, and the stream."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.attention = SelfAttention(
+            layer=layer,
+            hidden_size=config.hidden_size,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            norm_eps=config.norm_eps,
+            has_qkv_bias=config.traits.has_qkv_bias,
+            has_out_bias=config.traits.has_out_bias,
+            has_qk_norm=config.traits.has_qk_norm,
+        )
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, has_bias=config.traits.has_mlp_bias)
+
+    def forward(self, addend: Tensor | None, residual: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
+        """All [num_tokens, hidden_size], but ``rotary`` [num_tokens, head_dim]; no addend in the first layer."""
+        if addend is None:
+            normed = self.attention_norm(residual)
+        else:
+            normed, residual = self.attention_norm.add(addend, residual)
+        normed, residual = self.mlp_norm.add(self.attention(normed, rotary), residual)
+        return self.mlp(normed), residual
+
+    def checkpoint_targets(self) -> Iterator[tuple[str, Tensor]]:
+        """Hugging Face names in this layer, each with the rows of a parameter that it fills."""
+        attention, mlp = self.attention, self.mlp
+        yield "input_layernorm.weight", self.attention_norm.weight
+        yield "post_attention_layernorm.weight", self.mlp_norm.weight
+        if attention.q_norm is not None and attention.k_norm is not None:
+            yield "self_attn.q_norm.weight", attention.q_norm.weight
+            yield "self_attn.k_norm.weight", attention.k_norm.weight
+        q_size, kv_size = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
+        intermediate = mlp.down.weight.shape[1]
+        merged = (
+            (attention.qkv, "self_attn", {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}),
+            (attention.out, "self_attn", {"o_proj": attention.out.weight.shape[0]}),
+            (mlp.gate_up, "mlp", {"gate_proj": intermediate, "up_proj": intermediate}),
+            (mlp.down, "mlp", {"down_proj": mlp.down.weight.shape[0]}),
+        )
+        for projection, block, parts in merged:
+            for kind, parameter in (("weight", projection.weight), ("bias", projection.bias)):
+                if parameter is not None:
+                    for part, rows in zip(parts, parameter.split(list(parts.values())), strict=True):
+                        yield f"{block}.{part}.{kind}", rows
