@@ -1,4 +1,35 @@
-"""The LLM engine: paged KV cache, continuous batching and sampling on captured graphs.
+"""An LLM engine on replayed graphs: requests in, tokens out. Public names are resolved on first use."""
 
-Needs the ``engine`` extra. The runtime never imports from here.
-"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ostinato._lazy import lazy_names
+
+if TYPE_CHECKING:
+    from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
+    from ostinato.engine.llm import LLM, RequestOutput
+    from ostinato.engine.loop import RequestUpdate
+    from ostinato.engine.request import FinishReason, SamplingParams
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "LLM",
+    "EngineConfig",
+    "FinishReason",
+    "RequestOutput",
+    "RequestUpdate",
+    "SamplingParams",
+]
+
+_HOMES = {
+    "DEFAULT_MODEL": "ostinato.engine.config",
+    "EngineConfig": "ostinato.engine.config",
+    "FinishReason": "ostinato.engine.request",
+    "LLM": "ostinato.engine.llm",
+    "RequestOutput": "ostinato.engine.llm",
+    "RequestUpdate": "ostinato.engine.loop",
+    "SamplingParams": "ostinato.engine.request",
+}
+
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -23,6 +23,7 @@ __all__ = [
     "break_graph",
     "graph_break",
     "handling_breaks",
+    "is_planning",
     "is_recording",
     "jit_mark",
     "recording",
@@ -61,6 +62,7 @@ class BreakHandler(Protocol):
 class _ThreadState(threading.local):
     handler: BreakHandler | None = None
     is_recording: bool = False
+    is_planning: bool = False
 
 
 _state = _ThreadState()
@@ -68,13 +70,17 @@ _compiled: set[str] = set()  # names of JIT marks whose compilation has happened
 
 
 @contextmanager
-def handling_breaks(handler: BreakHandler | None) -> Iterator[None]:
-    """Route this thread's breaks to ``handler``; None makes breaks plain calls (nested breaks run inline)."""
-    previous, _state.handler = _state.handler, handler
+def handling_breaks(handler: BreakHandler | None, *, is_planning: bool = False) -> Iterator[None]:
+    """Route this thread's breaks to ``handler``; None makes breaks plain calls (nested breaks run inline).
+
+    ``is_planning``: the callable runs for its warm-up or capture, so a `Graphed` that it calls is inlined.
+    """
+    previous = _state.handler, _state.is_planning
+    _state.handler, _state.is_planning = handler, is_planning
     try:
         yield
     finally:
-        _state.handler = previous
+        _state.handler, _state.is_planning = previous
 
 
 @contextmanager
@@ -85,6 +91,11 @@ def recording() -> Iterator[None]:
         yield
     finally:
         _state.is_recording = previous
+
+
+def is_planning() -> bool:
+    """Whether this thread runs a callable for its warm-up or capture, outside of its breaks."""
+    return _state.is_planning
 
 
 def is_recording() -> bool:
@@ -114,16 +125,14 @@ def graph_break(fn: F | None = None, /, *, mutates: tuple[str, ...] = (), name: 
     """
 
     def mark(fn: F) -> F:
-        parameters = inspect.signature(fn).parameters
+        parameters = _parameters(fn)
         unknown = [n for n in mutates if n not in parameters]
         if unknown:
             raise ConfigError(
-                f"graph_break(mutates=...) of {fn.__qualname__} names no parameter: {unknown}",
+                f"graph_break(mutates=...) of {_label(fn)} names no parameter: {unknown}",
                 fix=f"use names among {list(parameters)}",
             )
-        code = inspect.unwrap(fn).__code__
-        source = f"{code.co_filename}:{code.co_firstlineno}"
-        point = BreakPoint(name=name or fn.__qualname__, fn=fn, mutates=tuple(mutates), source=source)
+        point = BreakPoint(name=name or _label(fn), fn=fn, mutates=tuple(mutates), source=_source(fn))
 
         @functools.wraps(fn)
         def marked(*args: Any, **kwargs: Any) -> Any:
@@ -136,6 +145,22 @@ def graph_break(fn: F | None = None, /, *, mutates: tuple[str, ...] = (), name: 
         return marked  # type: ignore[return-value]
 
     return mark if fn is None else mark(fn)
+
+
+def _parameters(fn: Callable[..., Any]) -> list[str]:
+    try:
+        return list(inspect.signature(fn).parameters)
+    except ValueError:  # a builtin such as torch.nonzero tells no signature
+        return []
+
+
+def _label(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__qualname__", type(fn).__qualname__)
+
+
+def _source(fn: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(fn), "__code__", None)  # partials, modules and builtins have none
+    return "unknown" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
 @graph_break

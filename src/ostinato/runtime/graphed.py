@@ -15,8 +15,8 @@ from typing import Any, Self
 import torch
 
 from ostinato.errors import CaptureError, ClosedError, ConfigError, RuntimeStateError
-from ostinato.runtime.breaks import is_recording
-from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, CallLayout, Slot, StaticBuffers
+from ostinato.runtime.breaks import is_planning, is_recording
+from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, CallLayout, Sizes, Slot, Staging, StaticBuffers
 from ostinato.runtime.capture import CaptureBackend, select_backend
 from ostinato.runtime.config import GraphConfig
 from ostinato.runtime.dispatch import Decision, Dispatcher, Reason, ResolvedMode, resolve_mode
@@ -97,6 +97,9 @@ class Graphed:
         self._after_warm_up = after_warm_up
         max_size = self._largest_size(found)
         knows_requests = self.config.max_num_reqs is not None
+        counting = [name for name, slot in self._layout.slots.items() if slot.axis == NUM_REQS]
+        if counting and not knows_requests:
+            raise ConfigError(f"slots {counting} count requests", fix="set GraphConfig(max_num_reqs=...)")
         self.mode: ResolvedMode = resolve_mode(
             self.config.mode,  # type: ignore[arg-type]  # __post_init__ made it a Mode
             capture_support,
@@ -215,17 +218,19 @@ class Graphed:
             AddressChangedError: a static buffer was moved.
             BreakOutputError: a break returned something else than at capture.
         """
-        if is_recording():
+        if is_planning() or is_recording():
             return self._fn(*args, **kwargs)
         found = self._layout.split(args, kwargs, self.device)
         decision = self.decide(self._live_batch(found))
         if decision.key is None:
             self._require_open()
             self._dispatcher.record(decision)
-            return run_eager(lambda: self._fn(*args, **kwargs))
+            with torch.no_grad():
+                return run_eager(lambda: self._fn(*args, **kwargs))
         with self._lock, torch.no_grad():
-            for name, value in found.items():
-                self.buffers.write(name, value)
+            padded = self.sizes(decision)
+            self.buffers.write(found, padded)
+            self.buffers.pad(_live_sizes(decision.live), padded)
             return self._replay(decision.key, decision)
 
     def explain(self, *args: Any, **kwargs: Any) -> Decision:
@@ -234,20 +239,28 @@ class Graphed:
 
     def decide(self, live: LiveBatch) -> Decision:
         """What a step of these sizes would do. Runs and counts nothing."""
+        self._require_open()
         return self._dispatcher.decide(live)
 
-    def run(self, decision: Decision) -> Any:
-        """Run a step whose live inputs stand in `buffers` already, by ``decision``.
+    def sizes(self, decision: Decision) -> Sizes:
+        """The padded sizes that a step by ``decision`` executes, hence the layout of `buffers` for it."""
+        return _live_sizes(decision.live) if decision.key is None else self._key_sizes(decision.key)
 
-        Tails are padded here by slot policy. With EAGER the callable gets views of the live sizes.
+    def staging(self) -> Staging:
+        """Host memory for assembling steps that `run` executes: one copy brings a whole step over."""
+        return Staging(self.buffers)
+
+    def run(self, decision: Decision) -> Any:
+        """Run a step whose inputs stand in `buffers` already, at `sizes`, tails written by the caller.
+
+        With EAGER the callable gets views of the live sizes.
         """
         with self._lock, torch.no_grad():
             if decision.key is not None:
                 return self._replay(decision.key, decision)
             self._require_open()
             self._dispatcher.record(decision)
-            sizes = {NUM_TOKENS: decision.live.num_tokens, NUM_REQS: decision.live.num_reqs or 0}
-            args, kwargs = self._layout.join(dict(zip(self._layout.slots, self.buffers.views(sizes), strict=True)))
+            args, kwargs = self._layout.join(self.buffers.views(self.sizes(decision)))
             return run_eager(lambda: self._fn(*args, **kwargs))
 
     def memory(self) -> Ledger:
@@ -265,8 +278,6 @@ class Graphed:
         plan = self._plans[key]
         self.buffers.check_addresses()
         live = decision.live
-        padded = self._sizes(key)
-        self.buffers.pad({NUM_TOKENS: live.num_tokens, NUM_REQS: live.num_reqs or padded[NUM_REQS]}, padded)
         outputs = plan.replay(live.num_tokens)
         self._dispatcher.record(decision)
         position = -1
@@ -286,17 +297,18 @@ class Graphed:
 
     def _make_ready(self, key: GraphKey) -> None:
         """Safe values in all rows, and fresh metadata, before a run that no user's batch stands behind."""
-        self.buffers.pad({NUM_TOKENS: 0, NUM_REQS: 0}, self._sizes(key))
+        self.buffers.arena.zero_()  # fixed-shape slots have no tail to pad, and other layouts were written here
+        self.buffers.pad({NUM_TOKENS: 0, NUM_REQS: 0}, self._key_sizes(key))
         if self._prepare is not None:
             self._prepare(key)
 
     def _bind(self, key: GraphKey) -> Callable[[], Any]:
-        views = dict(zip(self._layout.slots, self.buffers.views(self._sizes(key)), strict=True))
-        args, kwargs = self._layout.join(views)
+        args, kwargs = self._layout.join(self.buffers.views(self._key_sizes(key)))
         return lambda: self._fn(*args, **kwargs)
 
-    def _sizes(self, key: GraphKey) -> dict[str, int]:
-        num_reqs = self._max_sizes[NUM_REQS] if key.num_reqs is None else key.num_reqs
+    def _key_sizes(self, key: GraphKey) -> Sizes:
+        # A piecewise key takes any number of requests: its segments see slots for the most that it can hold.
+        num_reqs = min(key.num_tokens, self._max_sizes[NUM_REQS]) if key.num_reqs is None else key.num_reqs
         return {NUM_TOKENS: key.num_tokens, NUM_REQS: num_reqs}
 
     def _observe_outputs(self, key: GraphKey, outputs: Any) -> None:
@@ -330,3 +342,7 @@ class Graphed:
     def _require_open(self) -> None:
         if self._stage is _Stage.CLOSED:
             raise ClosedError("this Graphed was closed", fix="make a new one, or keep the with block open")
+
+
+def _live_sizes(live: LiveBatch) -> Sizes:
+    return {NUM_TOKENS: live.num_tokens, NUM_REQS: live.num_tokens if live.num_reqs is None else live.num_reqs}

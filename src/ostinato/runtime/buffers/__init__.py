@@ -4,14 +4,17 @@ from ostinato.runtime.buffers.bridges import BridgePool
 from ostinato.runtime.buffers.call_layout import CallLayout
 from ostinato.runtime.buffers.guards import check_baked, check_input
 from ostinato.runtime.buffers.slots import NUM_REQS, NUM_TOKENS, Slot, Tail
-from ostinato.runtime.buffers.static import StaticBuffers
+from ostinato.runtime.buffers.staging import Staging
+from ostinato.runtime.buffers.static import Sizes, StaticBuffers
 
 __all__ = [
     "NUM_REQS",
     "NUM_TOKENS",
     "BridgePool",
     "CallLayout",
+    "Sizes",
     "Slot",
+    "Staging",
     "StaticBuffers",
     "Tail",
     "check_baked",

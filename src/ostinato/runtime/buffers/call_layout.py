@@ -27,6 +27,7 @@ class CallLayout:
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, slots: dict[str, Slot]) -> None:
         self.slots = slots
         self._example = (args, kwargs)
+        self._expected = dict(leaves(self._example))
         self._skeleton = skeleton(self._example)
 
     @classmethod
@@ -65,11 +66,8 @@ class CallLayout:
         Raises:
             InputSpecError: another structure, rank, shape, dtype, device or frozen value than declared.
         """
-        try:
-            pairs = list(zip(leaves(self._example), leaves((args, kwargs)), strict=True))
-        except ValueError:
-            pairs = []
-        if not pairs or any(expected[0] != got[0] for expected, got in pairs):
+        given = dict(leaves((args, kwargs)))  # by path: keyword arguments have no order
+        if given.keys() != self._expected.keys():
             raise InputSpecError(
                 "the call has another structure than the example",
                 fix="pass the same number and nesting of arguments",
@@ -77,7 +75,8 @@ class CallLayout:
                 got=skeleton((args, kwargs)),
             )
         found: dict[str, torch.Tensor] = {}
-        for (path, expected), (_, value) in pairs:
+        for path, expected in self._expected.items():
+            value = given[path]
             if isinstance(expected, _SlotMark):
                 check_input(expected.name, self.slots[expected.name], value, device)
                 found[expected.name] = value
@@ -130,7 +129,8 @@ def _named_leaves(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     """Leaves in call order, named by ``fn``'s parameters where they can be known."""
     target = fn.forward if isinstance(fn, torch.nn.Module) else fn
     try:
-        parameters = [p.name for p in inspect.signature(target).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+        found = inspect.signature(target).parameters.values()
+        parameters = [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     except (TypeError, ValueError):
         parameters = []
     named: list[tuple[str, Any]] = []

@@ -40,7 +40,7 @@ def check_input(name: str, slot: Slot, value: Any, device: torch.device) -> int 
 
 def check_baked(name: str, captured: Any, value: Any) -> None:
     """Raise `InputSpecError` if a value that a capture has frozen is now another one."""
-    if type(captured) is not type(value) or captured != value:
+    if captured is not value and (type(captured) is not type(value) or captured != value):
         raise InputSpecError(
             f"argument {name!r} is frozen in the graph and cannot change",
             fix="pass it as a tensor, or wrap a callable of its own for each value",

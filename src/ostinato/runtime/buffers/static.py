@@ -1,81 +1,131 @@
-"""`StaticBuffers`: the fixed-address inputs of all graphs of one callable, at the largest sizes.
+"""`StaticBuffers`: the fixed-address inputs of all graphs of one callable, packed in one arena.
 
-A graph of a smaller bucket reads a prefix of the same memory. Written by the host once a step (facade or
-engine), read by replays; a value holds until the next write. Addresses are checked before each replay.
+Each pair of padded sizes has its own compact layout at the arena's start, so that one host-to-device copy
+brings a whole step. A graph bakes in its own layout, and every step rewrites all of it: live rows, then
+tails by slot policy. Slots that count tokens come first, so their places do not depend on the requests.
+Written by the host once a step (facade or engine), read by replays; values hold until the next write.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import torch
 
-from ostinato.errors import AddressChangedError
-from ostinato.runtime.buffers.slots import Slot, Tail
+from ostinato.errors import AddressChangedError, ConfigError
+from ostinato.runtime.buffers.slots import NUM_REQS, NUM_TOKENS, Slot, Tail
 
-__all__ = ["StaticBuffers"]
+__all__ = ["Sizes", "StaticBuffers"]
+
+Sizes: TypeAlias = dict[str, int]
+"""Axis name -> count, in tokens or requests."""
+
+_ALIGNMENT_BYTES = 64
+_CACHE_LIMIT = 4096
+_PLACE_ORDER = {NUM_TOKENS: 0, None: 1, NUM_REQS: 2}
 
 
 class StaticBuffers:
-    """One tensor a slot, allocated once and never moved.
+    """One arena, allocated once and never moved.
 
     Args:
         slots: name -> declaration.
-        max_sizes: axis -> largest count, in tokens or requests.
+        max_sizes: axis -> largest count.
         device: where they live.
     """
 
-    def __init__(self, slots: Mapping[str, Slot], *, max_sizes: dict[str, int], device: torch.device) -> None:
+    def __init__(self, slots: Mapping[str, Slot], *, max_sizes: Sizes, device: torch.device) -> None:
         self.slots = dict(slots)
-        self._tensors: dict[str, torch.Tensor] = {}
-        for name, slot in self.slots.items():
-            rows = slot.rows(max_sizes)
-            shape = tuple(d if d is not None else rows for d in slot.shape)
-            initial = slot.fill if slot.tail is Tail.FILL else 0
-            self._tensors[name] = torch.full(shape, initial, dtype=slot.dtype, device=device)  # type: ignore[arg-type]
-        self._addresses = {name: tensor.data_ptr() for name, tensor in self._tensors.items()}
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        """The whole buffer of ``name``; write live rows into its head."""
-        return self._tensors[name]
+        self.max_sizes = dict(max_sizes)
+        self._places: dict[tuple[int, int], list[tuple[str, int, tuple[int, ...]]]] = {}
+        self._views: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
+        self.arena = torch.zeros(self.num_bytes_at(max_sizes), dtype=torch.uint8, device=device)
+        self._address = self.arena.data_ptr()
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all buffers."""
-        return sum(t.numel() * t.element_size() for t in self._tensors.values())
+        """Bytes of the arena."""
+        return self.arena.numel()
 
-    def views(self, sizes: dict[str, int]) -> list[torch.Tensor]:
-        """The buffers cut to ``sizes``, in slot order: what a callable gets."""
-        return [self._cut(name, slot, sizes) for name, slot in self.slots.items()]
+    def num_bytes_at(self, sizes: Sizes) -> int:
+        """Bytes from the arena's start that hold a step of ``sizes``."""
+        name, offset, shape = self._layout(sizes)[-1]
+        return offset + _num_bytes(shape, self.slots[name].dtype)
 
-    def write(self, name: str, value: torch.Tensor) -> None:
-        """Copy ``value`` into the head of buffer ``name``; the caller has checked its spec."""
-        buffer = self._tensors[name]
-        target = buffer[: value.shape[0]] if self.slots[name].axis is not None else buffer
-        if target.data_ptr() != value.data_ptr():
+    def views(self, sizes: Sizes) -> dict[str, torch.Tensor]:
+        """The slots at ``sizes``, by name and in declaration order: what a callable gets."""
+        key = (sizes[NUM_TOKENS], sizes[NUM_REQS])
+        cached = self._views.get(key)
+        if cached is None:
+            if len(self._views) >= _CACHE_LIMIT:
+                self._views.clear()
+            cached = self._views[key] = self.views_of(self.arena, sizes)
+        return cached
+
+    def views_of(self, memory: torch.Tensor, sizes: Sizes) -> dict[str, torch.Tensor]:
+        """Views like `views`, but into ``memory``, a byte tensor with the arena's layout (a host mirror).
+
+        Raises:
+            ConfigError: ``sizes`` exceed the largest that were planned.
+        """
+        over = {axis: size for axis, size in sizes.items() if size > self.max_sizes[axis]}
+        if over:
+            raise ConfigError(f"a step of {over} exceeds the static buffers", fix=f"plan for more than {self.max_sizes}")
+        found = {}
+        for name, offset, shape in self._layout(sizes):
+            dtype = self.slots[name].dtype
+            found[name] = memory[offset : offset + _num_bytes(shape, dtype)].view(dtype).view(shape)
+        return {name: found[name] for name in self.slots}
+
+    def write(self, values: Mapping[str, torch.Tensor], sizes: Sizes) -> None:
+        """Copy live ``values`` into the heads of the slots at padded ``sizes``; the caller has checked their specs."""
+        for name, target in self.views(sizes).items():
+            value = values[name]
+            target = target[: value.shape[0]] if self.slots[name].axis is not None else target
             target.copy_(value, non_blocking=True)
 
-    def pad(self, live: dict[str, int], padded: dict[str, int]) -> None:
+    def pad(self, live: Sizes, padded: Sizes) -> None:
         """Apply each slot's tail policy to the rows between ``live`` and ``padded``."""
+        views = self.views(padded)
         for name, slot in self.slots.items():
-            if slot.axis is None or slot.tail is Tail.KEEP:
+            start = slot.rows(live)
+            if start is None or slot.tail is Tail.KEEP:
                 continue
-            start, stop = slot.rows(live), slot.rows(padded)
-            if start is not None and stop is not None and start < stop:
-                self._tensors[name][start:stop].fill_(0 if slot.tail is Tail.ZERO else slot.fill)
+            tail = views[name][start:]
+            if tail.shape[0]:
+                tail.fill_(0 if slot.tail is Tail.ZERO else slot.fill)
 
     def check_addresses(self) -> None:
-        """Raise `AddressChangedError` if a buffer was re-bound or resized since it was allocated."""
-        for name, address in self._addresses.items():
-            now = self._tensors[name].data_ptr()
-            if now != address:
-                raise AddressChangedError(
-                    f"static buffer {name!r} moved since capture",
-                    fix="write into the buffer in place; never re-bind or resize it",
-                    expected=hex(address),
-                    got=hex(now),
-                )
+        """Raise `AddressChangedError` if the arena was re-bound or resized since it was allocated."""
+        now = self.arena.data_ptr()
+        if now != self._address:
+            raise AddressChangedError(
+                "the static buffers moved since capture",
+                fix="write into the buffers in place; never re-bind or resize them",
+                expected=hex(self._address),
+                got=hex(now),
+            )
 
-    def _cut(self, name: str, slot: Slot, sizes: dict[str, int]) -> torch.Tensor:
-        rows = slot.rows(sizes)
-        return self._tensors[name] if rows is None else self._tensors[name][:rows]
+    def _layout(self, sizes: Sizes) -> list[tuple[str, int, tuple[int, ...]]]:
+        """``(name, byte offset, shape)`` in the order of their places."""
+        key = (sizes[NUM_TOKENS], sizes[NUM_REQS])
+        layout = self._places.get(key)
+        if layout is None:
+            if len(self._places) >= _CACHE_LIMIT:
+                self._places.clear()
+            layout, offset = [], 0
+            for name, slot in sorted(self.slots.items(), key=lambda item: _PLACE_ORDER[item[1].axis]):
+                rows = slot.rows(sizes) or 0
+                shape = tuple(rows if d is None else d for d in slot.shape)
+                layout.append((name, offset, shape))
+                offset += -(-_num_bytes(shape, slot.dtype) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+            self._places[key] = layout
+        return layout
+
+
+def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    count = dtype.itemsize
+    for size in shape:
+        count *= size
+    return count

@@ -1,8 +1,9 @@
 """The capture phase: the only time in which a capture may begin.
 
 A capture in the middle of serving moves workspaces and stalls requests (TensorRT-LLM gates it likewise), so
-`CaptureGate.check` refuses it. While the phase is open the garbage collector is frozen: a finaliser that
-frees a kernel module or launches work inside a capture would break it (PITFALLS: GC in a capture).
+`CaptureGate.check` refuses it. While the phase is open the garbage collector is off and the heap frozen:
+a finaliser that frees a kernel module or launches work inside a capture would break it (PITFALLS: GC in a
+capture). A heap that the application had frozen itself stays as it is.
 """
 
 from __future__ import annotations
@@ -38,17 +39,19 @@ class CaptureGate:
             self._open_depth += 1
             is_outermost = self._open_depth == 1
         was_enabled = gc.isenabled()
+        freezes = is_outermost and gc.get_freeze_count() == 0
         if is_outermost:
             gc.collect()
             gc.disable()
+        if freezes:
             gc.freeze()
         try:
             yield
         finally:
-            if is_outermost:
+            if freezes:
                 gc.unfreeze()
-                if was_enabled:
-                    gc.enable()
+            if is_outermost and was_enabled:
+                gc.enable()
             with self._lock:
                 self._open_depth -= 1
                 if self._open_depth == 0:

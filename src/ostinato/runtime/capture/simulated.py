@@ -243,4 +243,3 @@ def _make_call(
             target.copy_(results[position])
 
     return call_and_copy
-

@@ -22,7 +22,7 @@ class Dispatcher:
     """
 
     def __init__(self, keys: list[GraphKey], *, bus: EventBus, max_padding: float | None = None) -> None:
-        self._table = KeyTable(list(keys), {key: Reason.NOT_CAPTURED_YET for key in keys})
+        self._table = KeyTable(list(keys), dict.fromkeys(keys, Reason.NOT_CAPTURED_YET))
         self._bus = bus
         self._max_padding = max_padding
         self._cache: dict[LiveBatch, Decision] = {}

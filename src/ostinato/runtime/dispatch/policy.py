@@ -133,9 +133,7 @@ def _first_usable(
         return None, _why_no_group(live, table, group)
     reason = Reason.OVER_LARGEST
     for key in table.candidates(group, size):
-        if key.num_reqs is not None and key.num_reqs < (live.num_reqs or 0):
-            continue
-        if key.kv_tier is not None and key.kv_tier < (live.context_tokens or 0):
+        if not _fits(key, live):
             continue
         blocked = table.blocked.get(key)
         if blocked is not None:
@@ -148,8 +146,16 @@ def _first_usable(
     return None, reason
 
 
+def _fits(key: GraphKey, live: LiveBatch) -> bool:
+    """Whether every size of ``live`` is within ``key``. A size that ``live`` leaves open fits no limit on it."""
+    limits = ((key.num_reqs, live.num_reqs), (key.kv_tier, live.context_tokens))
+    return key.num_tokens >= live.num_tokens and all(
+        limit is None or (size is not None and size <= limit) for limit, size in limits
+    )
+
+
 def _why_no_group(live: LiveBatch, table: KeyTable, group: _Group) -> Reason:
-    mode, query_len, counts_reqs, loras, variant = group
+    mode, query_len, _counts_reqs, loras, variant = group
     if variant and not any(k.variant == variant for k in table.keys):
         return Reason.VARIANT
     if loras and not any(k.num_active_loras == loras for k in table.keys):

@@ -10,7 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["ATTENTION_OPS", "FUNCTION_RULES", "OP_RULES", "UNBROKEN_RULE", "UNINITIALISED_OPS", "BlockReason", "OpRule", "Verdict"]
+__all__ = [
+    "ATTENTION_OPS",
+    "FUNCTION_RULES",
+    "OP_RULES",
+    "UNBROKEN_RULE",
+    "UNINITIALISED_OPS",
+    "BlockReason",
+    "OpRule",
+    "Verdict",
+]
 
 
 class Verdict(StrEnum):

@@ -49,9 +49,11 @@ class BreakStep:
         observe_break(layout, index, point, args, kwargs, result, num_rows)
         known = {t.untyped_storage().data_ptr() for t in tensors((args, kwargs))}
         self.num_bridges = 0
+        self._is_bridge: list[bool] = []  # one entry a tensor of the result
 
         def hand_over(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.untyped_storage().data_ptr() in known:
+            self._is_bridge.append(tensor.untyped_storage().data_ptr() not in known)
+            if not self._is_bridge[-1]:
                 return tensor  # the break returns one of its arguments: the address is fixed already
             bridge = bridges.take(next_bridge + self.num_bridges, tensor)
             bridge.copy_(tensor)
@@ -68,25 +70,30 @@ class BreakStep:
         """Run the function, check its results, move them to their bridges, clear rows past ``num_live``.
 
         Raises:
-            BreakOutputError: a result differs from capture in structure, rank, shape, dtype, device or value.
+            BreakOutputError: a result differs from capture in structure, rank, shape, dtype, device or value,
+                or was an argument then and is another tensor now.
         """
         result = self.point.fn(*self._args, **self._kwargs)
+        is_bridge = iter(self._is_bridge)
         if skeleton(result) != self._skeleton:
             raise self._differs("result", self._skeleton, skeleton(result))
         for handed, (path, value) in zip(self._handed_leaves, leaves(result), strict=True):
             if isinstance(value, torch.Tensor):
-                self._hand_over(path, handed, value)
-            elif value != handed:
+                self._hand_over(path, handed, value, is_bridge=next(is_bridge))
+            elif value is not handed and value != handed:
                 raise self._differs(f"result{path}", repr(handed), repr(value))
         if num_live < num_rows:
             for tensor in self._cleared:
                 tensor[num_live:].zero_()
 
-    def _hand_over(self, path: str, handed: torch.Tensor, value: torch.Tensor) -> None:
+    def _hand_over(self, path: str, handed: torch.Tensor, value: torch.Tensor, *, is_bridge: bool) -> None:
         if value.shape != handed.shape or value.dtype != handed.dtype or value.device != handed.device:
             raise self._differs(f"result{path}", _spec(handed), _spec(value))
-        if value.data_ptr() != handed.data_ptr() or value.stride() != handed.stride():
-            handed.copy_(value)
+        if value.data_ptr() == handed.data_ptr() and value.stride() == handed.stride():
+            return
+        if not is_bridge:  # a copy would overwrite the argument, which other segments may read
+            raise self._differs(f"result{path}", "its argument, as at capture", "another tensor")
+        handed.copy_(value)
 
     def _differs(self, what: str, expected: Any, got: Any) -> BreakOutputError:
         return BreakOutputError(

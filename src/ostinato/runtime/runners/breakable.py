@@ -36,14 +36,15 @@ class BreakableRunner:
 
     def warm_up(self, key: GraphKey, call: Call) -> Any:
         """See `Runner.warm_up`."""
-        with self._backend.session(), handling_breaks(_Observer(self._layout, key.num_tokens)):
+        observer = _Observer(self._layout, key.num_tokens)
+        with self._backend.session(), handling_breaks(observer, is_planning=True):
             return call()
 
     def capture(self, key: GraphKey, call: Call) -> CapturedPlan:
         """See `Runner.capture`."""
         recorder = _Recorder(self._backend, CapturedPlan(key=key), self._layout, self.bridges, self._forbid)
         try:
-            with self._backend.session(), handling_breaks(recorder):
+            with self._backend.session(), handling_breaks(recorder, is_planning=True):
                 return recorder.record(call)
         except BaseException:
             recorder.plan.close()

@@ -23,12 +23,12 @@ class FullRunner:
 
     def warm_up(self, key: GraphKey, call: Call) -> Any:
         """See `Runner.warm_up`."""
-        with self._backend.session(), handling_breaks(None):
+        with self._backend.session(), handling_breaks(None, is_planning=True):
             return call()
 
     def capture(self, key: GraphKey, call: Call) -> CapturedPlan:
         """See `Runner.capture`."""
-        with self._backend.session(), handling_breaks(None):
+        with self._backend.session(), handling_breaks(None, is_planning=True):
             self._backend.begin()
             outputs = call()
             graph = self._backend.end()

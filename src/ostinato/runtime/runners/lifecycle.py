@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ostinato.errors import OstinatoError
 from ostinato.runtime.capture import CaptureBackend
 from ostinato.runtime.keys import GraphKey
 from ostinato.runtime.runners.plan import CapturedPlan
@@ -54,16 +53,14 @@ def capture_all(
             began = time.perf_counter()
             try:
                 plan = capture_one(key)
-            except (OstinatoError, RuntimeError, ValueError, TypeError) as error:
+            except Exception as error:  # whatever the callable raises harms its own key alone
                 report.failed[key] = error
                 bus.emit(CaptureFailed(key=str(key), error=str(error)))
                 on_done(key, None)
                 continue
             report.captured.append(key)
             seconds = time.perf_counter() - began
-            bus.emit(
-                GraphCaptured(key=str(key), seconds=seconds, segments=plan.num_segments, nodes=plan.num_nodes)
-            )
+            bus.emit(GraphCaptured(key=str(key), seconds=seconds, segments=plan.num_segments, nodes=plan.num_nodes))
             on_done(key, plan)
     report.seconds = time.perf_counter() - start
     return report

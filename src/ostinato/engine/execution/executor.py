@@ -1,0 +1,203 @@
+"""`Executor`: runs a scheduled batch and gives the logits that are sampled from.
+
+Owns the KV caches and the one `Graphed` around the model. A full graph holds the output projection too; in
+eager and piecewise steps only the rows that are sampled from reach it, never every prompt position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ostinato.engine.attention import (
+    AttentionMetadata,
+    AttentionShape,
+    ForwardContext,
+    get_attention_backend,
+    set_forward_context,
+)
+from ostinato.engine.execution.batch_slots import batch_slots, fill_batch
+from ostinato.engine.execution.loading import LoadedModel
+from ostinato.engine.execution.memory_budget import choose_kv_tokens
+from ostinato.engine.execution.sizes import decode_sizes_for, kv_tiers_for, token_sizes_for
+from ostinato.engine.execution.step_context import graph_metadata, live_metadata, made_up_metadata
+from ostinato.engine.kvcache import allocate_caches, pages_for_tokens
+from ostinato.engine.scheduler import ScheduledBatch
+from ostinato.errors import OutOfMemoryError
+from ostinato.runtime import GraphConfig, Graphed, GraphKey, LiveBatch, RuntimeMode
+from ostinato.telemetry import Sink
+
+__all__ = ["Executor"]
+
+
+class Executor:
+    """One model, its caches and its graphs. Used by one thread; close it to give the memory back.
+
+    Args:
+        loaded: from `load_model`.
+        sinks: receivers of telemetry events.
+
+    Raises:
+        OutOfMemoryError: the caches do not fit.
+    """
+
+    def __init__(self, loaded: LoadedModel, *, sinks: Sequence[Sink] = ()) -> None:
+        config, model = loaded.config, loaded.model.config
+        assert config.max_num_reqs and config.max_num_batched_tokens and config.max_model_len, "resolved"
+        self._model = loaded.model
+        self._device = loaded.device
+        self._page_size = config.page_size
+        self._max_model_len = config.max_model_len
+        self._kv_tiers = kv_tiers_for(config.attention, config.max_model_len)
+        self._attention = get_attention_backend(config.attention, loaded.device.type)
+        self._shape = AttentionShape(
+            num_heads=model.num_heads,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            page_size=config.page_size,
+            dtype=loaded.dtype,
+            device=loaded.device,
+            has_qk_norm=model.traits.has_qk_norm,
+        )
+        self.kv_tokens = choose_kv_tokens(
+            config, model, element_bytes=loaded.dtype.itemsize, device=loaded.device
+        )
+        self.num_pages = pages_for_tokens(num_tokens=self.kv_tokens, page_size=config.page_size)
+        try:
+            self._caches = allocate_caches(
+                num_layers=model.num_layers,
+                num_pages=self.num_pages,
+                page_size=config.page_size,
+                num_kv_heads=model.num_kv_heads,
+                head_dim=model.head_dim,
+                dtype=loaded.dtype,
+                device=loaded.device,
+            )
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemoryError("the KV cache does not fit", fix="lower kv_tokens or max_model_len") from error
+        self.graphed = Graphed(
+            self.forward,
+            slots=batch_slots(
+                vocab_size=model.vocab_size,
+                max_model_len=config.max_model_len,
+                num_pages=self.num_pages,
+                page_size=config.page_size,
+            ),
+            config=GraphConfig(
+                mode=config.mode,
+                sizes=config.token_sizes or token_sizes_for(loaded.device.type, config.max_num_batched_tokens),
+                decode_sizes=config.decode_sizes or decode_sizes_for(loaded.device.type, config.max_num_reqs),
+                max_size=config.max_num_batched_tokens,
+                max_num_reqs=config.max_num_reqs,
+                kv_tiers=self._kv_tiers,
+                outputs="view",
+                warm_up_runs=1 if loaded.device.type == "cpu" else 2,
+            ),
+            device=loaded.device,
+            capture_support=self._attention.capture_support,
+            prepare=self._prepare,
+            sinks=sinks,
+        )
+        self._staging = self.graphed.staging()
+        self._key: GraphKey | None = None  # the full graph being warmed up or captured
+        self._context: ForwardContext | None = None  # of every other forward
+        self.capture_seconds = 0.0
+
+    def prepare(self, *, on_key: Callable[[GraphKey], None] | None = None) -> None:
+        """Compile, warm up and capture everything that serving needs.
+
+        Args:
+            on_key: told of each key once it is warm and once it is captured.
+        """
+        with torch.inference_mode():
+            self._attention.warm_up(self._shape)
+            self.graphed.warm_up(on_key=on_key)
+            if self.graphed.keys:
+                self.capture_seconds = self.graphed.capture(on_key=on_key).seconds
+        self._key = self._context = None
+
+    def execute(self, batch: ScheduledBatch) -> Tensor:
+        """Run one step.
+
+        Returns:
+            [num_sampling, vocab_size] logits of the items with ``samples``, in order, in the model's dtype.
+            They may lie in a graph's output: read them before the next step.
+        """
+        decision = self.graphed.decide(self._live_batch(batch))
+        sizes = self.graphed.sizes(decision)
+        fill_batch(self._staging.open(sizes), batch, page_size=self._page_size)
+        self._staging.upload(sizes)
+        slots = self.graphed.buffers.views(sizes)
+        context = self._with(live_metadata(batch, slots, page_size=self._page_size))
+        self._context = context
+        with torch.inference_mode(), set_forward_context(context):
+            output: Tensor = self.graphed.run(decision)
+            if decision.runtime_mode is RuntimeMode.FULL:
+                return output if all(i.samples for i in batch.items) else output[_sampling(batch)]
+            rows = slots["sampled_rows"][: batch.num_reqs]
+            if not all(i.samples for i in batch.items):
+                rows = rows[_sampling(batch)]
+            return self._model.compute_logits(output[rows])
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        query_start: Tensor,
+        sampled_rows: Tensor,
+    ) -> Tensor:
+        """The wrapped callable. For a full graph: logits [num_reqs, vocab]; otherwise hidden [num_tokens, hidden]."""
+        if self._key is None:
+            assert self._context is not None, "execute or _prepare has set it"
+            with set_forward_context(self._context):
+                return self._model(input_ids, positions)  # type: ignore[no-any-return]
+        slots = {
+            "slot_mapping": slot_mapping,
+            "block_tables": block_tables,
+            "seq_lens": seq_lens,
+            "query_start": query_start,
+        }
+        with set_forward_context(self._with(graph_metadata(self._key, slots, page_size=self._page_size))):
+            hidden = self._model(input_ids, positions)
+            return self._model.compute_logits(hidden[sampled_rows])
+
+    def close(self) -> None:
+        """Give back graphs, then caches. Idempotent."""
+        self.graphed.close()
+        self._caches = []
+        self._context = None
+
+    def _prepare(self, key: GraphKey) -> None:
+        """Fresh metadata before each warm-up run and capture of ``key``."""
+        if key.runtime_mode is RuntimeMode.FULL:
+            self._key = key
+            return
+        self._key = None
+        metadata = made_up_metadata(
+            key.num_tokens, max_model_len=self._max_model_len, page_size=self._page_size, device=self._device
+        )
+        self._context = self._with(metadata)
+
+    def _with(self, metadata: AttentionMetadata) -> ForwardContext:
+        return ForwardContext(metadata=metadata, caches=self._caches, backend=self._attention)
+
+    def _live_batch(self, batch: ScheduledBatch) -> LiveBatch:
+        context = None
+        if self._kv_tiers is not None:
+            longest = max(item.end for item in batch.items)
+            context = next((tier for tier in self._kv_tiers if tier >= longest), longest)
+        return LiveBatch(
+            num_tokens=batch.num_tokens,
+            num_reqs=batch.num_reqs,
+            uniform_query_len=batch.uniform_query_len,
+            context_tokens=context,
+        )
+
+
+def _sampling(batch: ScheduledBatch) -> list[int]:
+    return [index for index, item in enumerate(batch.items) if item.samples]

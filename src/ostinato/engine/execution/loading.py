@@ -1,0 +1,98 @@
+"""From a model's name to a model on its device, with tokenizer and resolved settings.
+
+The order matters: files first (cheap to refuse), then settings, then memory, then weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ostinato.engine.config import EngineConfig, resolve_engine_config
+from ostinato.engine.execution.memory_budget import check_weights_fit
+from ostinato.engine.models import DecoderModel, ModelConfig, build_model
+from ostinato.engine.text import Tokenizer
+from ostinato.engine.weights import ModelFiles, ProgressReporter, checkpoint_dtype, iter_safetensors, resolve_model
+from ostinato.errors import CheckpointError, DeviceUnavailableError, OutOfMemoryError
+
+__all__ = ["LoadedModel", "find_device", "load_model"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model that is ready to run, and what was decided on the way."""
+
+    model: DecoderModel
+    tokenizer: Tokenizer | None
+    """None for dummy weights without tokenizer files: such an engine takes and gives token ids."""
+    config: EngineConfig
+    reasons: dict[str, str]
+    """Field -> why "auto" became what it is."""
+    device: torch.device
+    dtype: torch.dtype
+
+
+def find_device(name: str) -> torch.device:
+    """The device that ``name`` means here: "auto" is CUDA where there is one.
+
+    Raises:
+        DeviceUnavailableError: CUDA was asked for and is absent, or has no such index.
+    """
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise DeviceUnavailableError(
+            f"device {name} asked for, but torch finds no CUDA device", fix="use device='cpu' (simulated graphs)"
+        )
+    device = torch.device("cuda" if name == "auto" else name)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index >= torch.cuda.device_count():
+        raise DeviceUnavailableError(f"there is no device {name}", fix=f"use cuda:0 to cuda:{torch.cuda.device_count() - 1}")
+    return torch.device("cuda", index)
+
+
+def load_model(config: EngineConfig, *, progress: ProgressReporter | None = None) -> LoadedModel:
+    """Find, build and fill the model that ``config`` names.
+
+    Raises:
+        DeviceUnavailableError, ModelNotFoundError, CheckpointError, UnsupportedArchitectureError, ConfigError,
+        OutOfMemoryError, UnwritableCacheError: as their names say; nothing is left allocated.
+    """
+    device = find_device(config.device)
+    files = resolve_model(config.model, load_format=config.load_format, progress=progress)
+    model_config = ModelConfig.from_hf(files.config)
+    is_cuda = device.type == "cuda"
+    resolved, reasons = resolve_engine_config(
+        config, "cuda" if is_cuda else "cpu", model_config.max_model_len, checkpoint_dtype(files)
+    )
+    dtype: torch.dtype = getattr(torch, resolved.dtype)
+    max_len = resolved.max_model_len
+    with torch.device("meta"):
+        sketch = build_model(model_config, device="meta", dtype=dtype, max_model_len=max_len)
+    check_weights_fit(sum(p.numel() * p.element_size() for p in sketch.parameters()), device)
+    try:
+        model = build_model(model_config, device=device, dtype=dtype, max_model_len=max_len)
+        if config.load_format == "dummy":
+            model.init_dummy(config.seed)
+        else:
+            model.load_weights(iter_safetensors(files.directory, progress=progress))
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError("the weights do not fit", fix="use a smaller model or dtype") from error
+    return LoadedModel(
+        model=model,
+        tokenizer=_tokenizer(files, is_optional=config.load_format == "dummy"),
+        config=resolved,
+        reasons=reasons,
+        device=device,
+        dtype=dtype,
+    )
+
+
+def _tokenizer(files: ModelFiles, *, is_optional: bool) -> Tokenizer | None:
+    try:
+        return Tokenizer.from_directory(files.directory)
+    except CheckpointError:
+        if is_optional and not (files.directory / "tokenizer.json").exists():
+            return None
+        raise

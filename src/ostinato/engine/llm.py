@@ -1,0 +1,291 @@
+"""`LLM`: the Python API. Loads a model, answers prompts, streams, and says what its graphs did.
+
+A thin front of `EngineLoop`: it makes requests from prompts and collects updates into outputs. A bad
+request among several gets an output with its error; the others are unharmed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
+from ostinato.engine.execution import Executor, load_model
+from ostinato.engine.loop import EngineLoop, RequestUpdate
+from ostinato.engine.paging import PageAllocator
+from ostinato.engine.request import FinishReason, Request, SamplingParams, TokenLogprobs, validate_prompt
+from ostinato.engine.scheduler import Scheduler
+from ostinato.engine.text import Tokenizer
+from ostinato.engine.weights import ProgressReporter
+from ostinato.engine.weights.progress import reporting
+from ostinato.errors import ClosedError, ConfigError, OstinatoError, RequestError
+from ostinato.telemetry import EventBus, Sink
+
+__all__ = ["LLM", "RequestOutput"]
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass
+class RequestOutput:
+    """One request's answer."""
+
+    request_id: str
+    prompt: str | None
+    """As given; None for a prompt of token ids. A chat's is the rendered template."""
+    prompt_token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    error: OstinatoError | None = None
+    """Why there is no (or no complete) answer; ``finish_reason`` is ERROR then."""
+
+    def extend(self, update: RequestUpdate) -> None:
+        """Add what one step brought."""
+        self.text += update.text
+        self.token_ids.extend(update.token_ids)
+        self.logprobs.extend(update.logprobs)
+        self.finish_reason = update.finish_reason or self.finish_reason
+        self.error = update.error or self.error
+
+
+class LLM:
+    """A model that is loaded, warmed up and captured, ready to answer. Use as a context manager.
+
+    Args:
+        model: hub name, local folder or file.
+        config: all settings at once; its ``model`` is taken if ``model`` is left at its default.
+        progress: told of download, loading, warm-up and capture.
+        sinks: receivers of telemetry events.
+        settings: fields of `EngineConfig`, changed from ``config``: ``mode="none"``, ``device="cpu"``, ...
+
+    Raises:
+        ConfigError, DeviceUnavailableError, ModelNotFoundError, CheckpointError, UnsupportedArchitectureError,
+        OutOfMemoryError, UnwritableCacheError: see `load_model`.
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        config: EngineConfig | None = None,
+        progress: ProgressReporter | None = None,
+        sinks: Sequence[Sink] = (),
+        **settings: Any,
+    ) -> None:
+        known = {f.name for f in dataclasses.fields(EngineConfig)}
+        unknown = sorted(set(settings) - known)
+        if unknown:
+            raise ConfigError(f"unknown settings {unknown}", fix=f"use fields of EngineConfig: {sorted(known)}")
+        base = config or EngineConfig()
+        if model != DEFAULT_MODEL:
+            settings["model"] = model
+        self._executor: Executor | None = None
+        loaded = load_model(dataclasses.replace(base, **settings), progress=progress)
+        self.config = loaded.config
+        self.tokenizer: Tokenizer | None = loaded.tokenizer
+        self._reasons = loaded.reasons
+        self._vocab_size = loaded.model.config.vocab_size
+        assert self.config.max_num_reqs and self.config.max_num_batched_tokens and self.config.max_model_len
+        self._max_model_len = self.config.max_model_len
+        self._executor = Executor(loaded, sinks=sinks)
+        keys = self._executor.graphed.keys
+        with reporting(progress, "warm-up and capture", 2 * len(keys) or None, "graphs") as bar:
+            self._executor.prepare(on_key=lambda _key: bar.advance(1))
+        allocator = PageAllocator(self._executor.num_pages, self.config.page_size)
+        scheduler = Scheduler(
+            max_num_reqs=self.config.max_num_reqs,
+            max_num_batched_tokens=self.config.max_num_batched_tokens,
+            max_model_len=self._max_model_len,
+            allocator=allocator,
+        )
+        self._loop = EngineLoop(
+            self._executor,
+            scheduler,
+            tokenizer=self.tokenizer,
+            eos_token_ids=() if self.tokenizer is None else self.tokenizer.eos_token_ids,
+            max_model_len=self._max_model_len,
+            seed=self.config.seed,
+            bus=EventBus(*sinks),
+        )
+        self._serial = itertools.count()
+
+    # --- whole answers -------------------------------------------------------------------------
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Answer ``prompts`` together, in their order.
+
+        Args:
+            prompts: one text, or several texts or lists of token ids.
+            params: for all, or one each; the default is greedy.
+
+        Raises:
+            RequestError: not one `SamplingParams` for each prompt.
+        """
+        many: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]
+        if many and all(isinstance(p, int) for p in many):
+            many = [many]  # type: ignore[list-item]  # one prompt of token ids
+        return self._run_all(many, params, self.add_request)
+
+    def chat(
+        self,
+        conversations: Messages | Sequence[Messages],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer conversations, each a list of ``{"role": ..., "content": ...}``.
+
+        Args:
+            conversations: one conversation, or several.
+            params: for all, or one each.
+        """
+        is_one = bool(conversations) and isinstance(conversations[0], Mapping)
+        many: list[Any] = [conversations] if is_one else list(conversations)
+        return self._run_all(many, params, self.add_chat)
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestUpdate]:
+        """Answer one prompt update by update. Leaving the iterator early aborts the request.
+
+        Raises:
+            RequestError: the prompt cannot be run.
+        """
+        return self._stream(self.add_request(prompt, params))
+
+    def stream_chat(self, messages: Messages, params: SamplingParams | None = None) -> Iterator[RequestUpdate]:
+        """Like `stream`, for one conversation."""
+        return self._stream(self.add_chat(messages, params))
+
+    # --- step by step --------------------------------------------------------------------------
+
+    def add_request(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> str:
+        """Queue a prompt; its id.
+
+        Raises:
+            RequestError: empty, too long, ids out of range, or an id in use.
+        """
+        return self._add(self._encode(prompt), params, request_id)
+
+    def add_chat(self, messages: Messages, params: SamplingParams | None = None, *, request_id: str | None = None) -> str:
+        """Queue a conversation, rendered by the model's chat template; its id."""
+        if self.tokenizer is None:
+            raise RequestError("this model has no tokenizer, so no chat template", fix="send token ids to add_request")
+        return self._add(self.tokenizer.encode_chat([dict(m) for m in messages]), params, request_id)
+
+    def step(self) -> list[RequestUpdate]:
+        """Run one engine step over all queued requests."""
+        self._require_open()
+        return self._loop.step()
+
+    def has_work(self) -> bool:
+        """Whether a request is in progress or an update undelivered."""
+        return self._loop.has_work()
+
+    def abort(self, request_id: str) -> None:
+        """End a request; its last update says ABORT."""
+        self._loop.abort(request_id)
+
+    # --- about it ------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """``{"dispatch": counters, "graphs": {count, segments, pool_bytes, capture_seconds}, "config": resolved}``."""
+        executor = self._require_open()
+        plans = executor.graphed.plans.values()
+        graphed = executor.graphed
+        config = dataclasses.asdict(self.config)
+        config |= {
+            "kv_tokens": executor.kv_tokens,
+            "resolved_mode": graphed.mode.mode.value,
+            "reasons": {**self._reasons, "mode": graphed.mode.reason},
+        }
+        return {
+            "dispatch": graphed.counters.snapshot(),
+            "graphs": {
+                "count": len(plans),
+                "segments": sum(plan.num_segments for plan in plans),
+                "pool_bytes": graphed.backend.memory().reserved_bytes,
+                "capture_seconds": executor.capture_seconds,
+            },
+            "config": config,
+        }
+
+    def close(self) -> None:
+        """Give the graphs and the cache back. Idempotent."""
+        if self._executor is not None:
+            self._executor.close()
+            self._executor = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # --- inside --------------------------------------------------------------------------------
+
+    def _run_all(
+        self,
+        inputs: list[Any],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        add: Callable[[Any, SamplingParams | None], str],
+    ) -> list[RequestOutput]:
+        each = list(params) if isinstance(params, Sequence) else [params] * len(inputs)
+        if len(each) != len(inputs):
+            raise RequestError(f"{len(inputs)} prompts and {len(each)} params", fix="give one SamplingParams for each")
+        outputs = []
+        for item, one in zip(inputs, each, strict=True):
+            output = RequestOutput(request_id="", prompt=item if isinstance(item, str) else None)
+            try:
+                output.request_id = add(item, one)
+            except RequestError as error:
+                output.finish_reason, output.error = FinishReason.ERROR, error
+            outputs.append(output)
+        waiting = {output.request_id: output for output in outputs if output.error is None}
+        while waiting:
+            for update in self.step():
+                output = waiting.get(update.request_id)
+                if output is None:
+                    continue  # somebody else's request, added step by step
+                output.extend(update)
+                if update.finish_reason is not None:
+                    del waiting[update.request_id]
+        return outputs
+
+    def _stream(self, request_id: str) -> Iterator[RequestUpdate]:
+        is_done = False
+        try:
+            while not is_done:
+                for update in self.step():
+                    if update.request_id == request_id:
+                        is_done = update.finish_reason is not None
+                        yield update
+        finally:
+            if not is_done:
+                self.abort(request_id)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if self.tokenizer is None:
+            raise RequestError("this model has no tokenizer", fix="send the prompt as token ids")
+        return self.tokenizer.encode(prompt)
+
+    def _add(self, token_ids: list[int], params: SamplingParams | None, request_id: str | None) -> str:
+        self._require_open()
+        validate_prompt(token_ids, vocab_size=self._vocab_size, max_model_len=self._max_model_len)
+        name = request_id or f"request-{next(self._serial)}"
+        self._loop.add(Request(request_id=name, prompt_token_ids=token_ids, params=params or SamplingParams()))
+        return name
+
+    def _require_open(self) -> Executor:
+        if self._executor is None:
+            raise ClosedError("this LLM was closed", fix="make a new one, or keep the with block open")
+        return self._executor

@@ -1,0 +1,61 @@
+"""`Staging`: host memory in which a step's inputs are assembled, and the one copy that brings them over.
+
+On CUDA a ring of pinned mirrors of the arena: the copy is asynchronous, so a mirror may be rewritten only
+once its last copy has run (PITFALLS: pinned buffer rewritten while its copy is pending). On the CPU the
+arena itself is written and nothing is copied.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ostinato.runtime.buffers.slots import NUM_REQS, NUM_TOKENS
+from ostinato.runtime.buffers.static import Sizes, StaticBuffers
+
+__all__ = ["Staging"]
+
+
+class Staging:
+    """Used by one thread: `open`, fill the views, `upload`.
+
+    Args:
+        buffers: where the data goes.
+        depth: mirrors in the ring; with n, n - 1 copies may be pending while the next step is assembled.
+    """
+
+    def __init__(self, buffers: StaticBuffers, *, depth: int = 2) -> None:
+        self._buffers = buffers
+        self._is_host = buffers.arena.device.type == "cpu"
+        num = 1 if self._is_host else depth
+        self._mirrors = [self._mirror() for _ in range(num)]
+        self._pending: list[torch.cuda.Event | None] = [None] * num
+        self._views: list[dict[tuple[int, ...], dict[str, torch.Tensor]]] = [{} for _ in range(num)]
+        self._current = 0
+
+    def open(self, sizes: Sizes) -> dict[str, torch.Tensor]:
+        """Host tensors of all slots at ``sizes``, with stale contents; fill every row, tails too."""
+        self._current = (self._current + 1) % len(self._mirrors)
+        event = self._pending[self._current]
+        if event is not None:
+            event.synchronize()
+        cache = self._views[self._current]
+        key = (sizes[NUM_TOKENS], sizes[NUM_REQS])
+        if key not in cache:
+            if len(cache) >= 4096:
+                cache.clear()
+            cache[key] = self._buffers.views_of(self._mirrors[self._current], sizes)
+        return cache[key]
+
+    def upload(self, sizes: Sizes) -> None:
+        """Copy what `open` handed out to the arena, in one copy on the current stream."""
+        if self._is_host:
+            return
+        num_bytes = self._buffers.num_bytes_at(sizes)
+        self._buffers.arena[:num_bytes].copy_(self._mirrors[self._current][:num_bytes], non_blocking=True)
+        event = self._pending[self._current] or torch.cuda.Event()
+        event.record()
+        self._pending[self._current] = event
+
+    def _mirror(self) -> torch.Tensor:
+        arena = self._buffers.arena
+        return arena if self._is_host else torch.empty(arena.shape, dtype=torch.uint8, pin_memory=True)
