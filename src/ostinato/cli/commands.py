@@ -19,7 +19,9 @@ __all__ = ["COMMANDS", "build_command", "load_command"]
 
 # Command -> one-line summary. The module and the function have the command's name, with _ for -.
 COMMANDS: dict[str, str] = {
+    "demo": "Show a burst of requests on graphs, and compare the answers with eager.",
     "errors": "Explain an error code, or list them all.",
+    "generate": "Generate text from prompts, and say how the steps were run.",
 }
 
 

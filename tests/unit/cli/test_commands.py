@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib import import_module
 
 import pytest
@@ -41,3 +43,21 @@ def test_help_of_a_command_is_its_own(capsys: pytest.CaptureFixture[str]) -> Non
     with pytest.raises(SystemExit):
         main(["errors", "--help"])
     assert "OST301" in capsys.readouterr().out
+
+
+HELP = """
+import sys
+from ostinato.cli.app import main
+try:
+    main([sys.argv[1], "--help"])
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_imports_no_torch(name: str) -> None:
+    done = subprocess.run([sys.executable, "-c", HELP, name], capture_output=True, text=True, check=True)
+    imported = set(done.stderr.split())
+    assert f"ostinato.cli.{name.replace('-', '_')}" in imported
+    assert not imported & {"torch", "tokenizers", "safetensors", "jinja2"}
