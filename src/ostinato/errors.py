@@ -21,6 +21,7 @@ __all__ = [
     "DeviceUnavailableError",
     "DynamicShapeError",
     "EngineError",
+    "FrozenValueError",
     "GuardError",
     "HostSyncError",
     "InputSpecError",
@@ -37,6 +38,9 @@ __all__ = [
     "UnbrokenOpError",
     "UnknownNameError",
     "UnsupportedArchitectureError",
+    "UnsupportedPartitionError",
+    "UntraceableBreakError",
+    "UntraceableError",
     "UnwritableCacheError",
 ]
 
@@ -158,6 +162,24 @@ class UnbrokenOpError(CaptureError):
     code = "OST207"
 
 
+class UntraceableError(CaptureError):
+    """A compiler cannot trace the callable (Dynamo graph break, data-dependent shape, unknown op)."""
+
+    code = "OST208"
+
+
+class UntraceableBreakError(UntraceableError):
+    """A marked function cannot become a custom op; the breakable partition would work."""
+
+    code = "OST209"
+
+
+class UnsupportedPartitionError(CaptureError):
+    """The installed torch or the device cannot do the partition that was asked for."""
+
+    code = "OST210"
+
+
 # --- runtime: replay ---------------------------------------------------------------------------
 
 
@@ -183,6 +205,12 @@ class BreakOutputError(GuardError):
     """A break returned another shape, rank, dtype, device or structure than at capture."""
 
     code = "OST303"
+
+
+class FrozenValueError(GuardError):
+    """A break's argument that is no tensor changes from run to run, and a replay would go on with the captured one."""
+
+    code = "OST305"
 
 
 class StaleOutputError(GuardError):

@@ -23,9 +23,11 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "load_format": ("auto", "dummy"),
     "mode": ("none", "piecewise", "full", "full_decode_only", "full_and_piecewise", "auto"),
+    "partition": ("breakable", "fx", "inductor"),
+    "compile": ("none", "inductor"),
     "attention": ("auto", "torch", "triton"),
 }
-_COUNTS: Final = ("page_size", "max_model_len", "max_num_reqs", "max_num_batched_tokens", "kv_tokens")
+_COUNTS: Final = ("page_size", "max_model_len", "max_num_reqs", "max_num_batched_tokens", "kv_tokens", "compile_max_tokens")
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 # Defaults by device kind: a CPU is compute-bound at small batches, a GPU wants enough rows to fill it.
@@ -44,6 +46,9 @@ class EngineConfig:
         dtype: "auto" is float32 on a CPU (where bfloat16 is often slower) and the checkpoint's own on CUDA.
         load_format: "auto" reads a checkpoint; "dummy" fills weights from `seed` and reads none.
         mode: which graphs a step may replay; "auto" is resolved by the runtime.
+        partition: how piecewise graphs are made; "breakable" needs no compiler.
+        compile: "inductor" compiles the work inside full graphs, and with partition "fx" the pieces.
+        compile_max_tokens: full graphs of more tokens are captured uncompiled; None compiles all.
         attention: backend name; "auto" is triton on CUDA and torch on a CPU.
         page_size: tokens in a page; 16 keeps the waste below 16 tokens a request with short block tables.
         max_model_len: tokens a request may hold, prompt and output together.
@@ -64,6 +69,9 @@ class EngineConfig:
     dtype: str = "auto"
     load_format: str = "auto"
     mode: str = "auto"
+    partition: str = "breakable"
+    compile: str = "none"
+    compile_max_tokens: int | None = None
     attention: str = "auto"
     page_size: int = 16
     max_model_len: int | None = None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -95,9 +96,13 @@ class LLM:
         assert self.config.max_num_reqs and self.config.max_num_batched_tokens and self.config.max_model_len
         self._max_model_len = self.config.max_model_len
         self._executor = Executor(loaded, sinks=sinks)
-        keys = self._executor.graphed.keys
-        with reporting(progress, "warm-up and capture", 2 * len(keys) or None, "graphs") as bar:
-            self._executor.prepare(on_key=lambda _key: bar.advance(1))
+        try:
+            keys = self._executor.graphed.keys
+            with reporting(progress, "warm-up and capture", 2 * len(keys) or None, "graphs") as bar:
+                self._executor.prepare(on_key=lambda _key: bar.advance(1))
+        except BaseException:
+            self.close()
+            raise
         allocator = PageAllocator(self._executor.num_pages, self.config.page_size)
         scheduler = Scheduler(
             max_num_reqs=self.config.max_num_reqs,
@@ -115,6 +120,9 @@ class LLM:
             bus=EventBus(*sinks),
         )
         self._serial = itertools.count()
+        # Whichever call runs a step, its updates reach the call that waits for them.
+        self._receivers: dict[str, Callable[[RequestUpdate], None]] = {}
+        self._unread: list[RequestUpdate] = []  # of requests added one by one, brought by other calls' steps
 
     # --- whole answers -------------------------------------------------------------------------
 
@@ -130,7 +138,8 @@ class LLM:
         Raises:
             RequestError: not one `SamplingParams` for each prompt.
         """
-        many: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)  # type: ignore[arg-type]
+        is_one = isinstance(prompts, str) or not isinstance(prompts, Iterable)
+        many: list[Prompt] = [prompts] if is_one else list(prompts)  # type: ignore[list-item, arg-type]
         if many and all(isinstance(p, int) for p in many):
             many = [many]  # type: ignore[list-item]  # one prompt of token ids
         return self._run_all(many, params, self.add_request)
@@ -174,20 +183,25 @@ class LLM:
         """
         return self._add(self._encode(prompt), params, request_id)
 
-    def add_chat(self, messages: Messages, params: SamplingParams | None = None, *, request_id: str | None = None) -> str:
+    def add_chat(
+        self, messages: Messages, params: SamplingParams | None = None, *, request_id: str | None = None
+    ) -> str:
         """Queue a conversation, rendered by the model's chat template; its id."""
         if self.tokenizer is None:
             raise RequestError("this model has no tokenizer, so no chat template", fix="send token ids to add_request")
-        return self._add(self.tokenizer.encode_chat([dict(m) for m in messages]), params, request_id)
+        if not isinstance(messages, Iterable) or not all(isinstance(m, Mapping) for m in messages):
+            raise RequestError("a conversation is a list of messages", fix='send [{"role": ..., "content": ...}, ...]')
+        return self._add(_encoded(self.tokenizer.encode_chat, [dict(m) for m in messages]), params, request_id)
 
     def step(self) -> list[RequestUpdate]:
-        """Run one engine step over all queued requests."""
-        self._require_open()
-        return self._loop.step()
+        """Run one engine step over all queued requests; updates of those that were added one by one."""
+        updates = self._advance()
+        updates, self._unread = self._unread + updates, []
+        return updates
 
     def has_work(self) -> bool:
         """Whether a request is in progress or an update undelivered."""
-        return self._loop.has_work()
+        return bool(self._unread) or self._loop.has_work()
 
     def abort(self, request_id: str) -> None:
         """End a request; its last update says ABORT."""
@@ -218,7 +232,7 @@ class LLM:
         }
 
     def close(self) -> None:
-        """Give the graphs and the cache back. Idempotent."""
+        """Give graphs, cache and weights back. Idempotent."""
         if self._executor is not None:
             self._executor.close()
             self._executor = None
@@ -240,46 +254,74 @@ class LLM:
         each = list(params) if isinstance(params, Sequence) else [params] * len(inputs)
         if len(each) != len(inputs):
             raise RequestError(f"{len(inputs)} prompts and {len(each)} params", fix="give one SamplingParams for each")
-        outputs = []
-        for item, one in zip(inputs, each, strict=True):
-            output = RequestOutput(request_id="", prompt=item if isinstance(item, str) else None)
-            try:
-                output.request_id = add(item, one)
-            except RequestError as error:
-                output.finish_reason, output.error = FinishReason.ERROR, error
-            outputs.append(output)
-        waiting = {output.request_id: output for output in outputs if output.error is None}
-        while waiting:
-            for update in self.step():
-                output = waiting.get(update.request_id)
-                if output is None:
-                    continue  # somebody else's request, added step by step
-                output.extend(update)
-                if update.finish_reason is not None:
-                    del waiting[update.request_id]
+        outputs: list[RequestOutput] = []
+        try:
+            for item, one in zip(inputs, each, strict=True):
+                output = RequestOutput(request_id="", prompt=item if isinstance(item, str) else None)
+                try:
+                    output.request_id = add(item, one)
+                    self._receivers[output.request_id] = output.extend
+                except RequestError as error:
+                    output.finish_reason, output.error = FinishReason.ERROR, error
+                outputs.append(output)
+            for output in outputs:
+                while output.finish_reason is None:
+                    self._unread += self._advance()
+        except BaseException:  # nobody will read the answers
+            for output in outputs:
+                if output.finish_reason is None:
+                    self.abort(output.request_id)
+            raise
         return outputs
 
     def _stream(self, request_id: str) -> Iterator[RequestUpdate]:
+        updates = self._follow(request_id)
+        next(updates)  # a generator that never ran would not clean up either
+        return updates
+
+    def _follow(self, request_id: str) -> Iterator[RequestUpdate]:
+        mail: deque[RequestUpdate] = deque()
+        self._receivers[request_id] = mail.append
         is_done = False
         try:
+            yield RequestUpdate(request_id=request_id)
             while not is_done:
-                for update in self.step():
-                    if update.request_id == request_id:
-                        is_done = update.finish_reason is not None
-                        yield update
+                while not mail:
+                    self._unread += self._advance()
+                update = mail.popleft()
+                is_done = update.finish_reason is not None
+                yield update
         finally:
             if not is_done:
                 self.abort(request_id)
 
+    def _advance(self) -> list[RequestUpdate]:
+        """Run a step and hand its updates to those who wait for them; the others are returned."""
+        self._require_open()
+        others: list[RequestUpdate] = []
+        for update in self._loop.step():
+            receive = self._receivers.get(update.request_id, others.append)
+            if update.finish_reason is not None:
+                self._receivers.pop(update.request_id, None)
+            receive(update)
+        return others
+
     def _encode(self, prompt: Prompt) -> list[int]:
-        if not isinstance(prompt, str):
-            return list(prompt)
-        if self.tokenizer is None:
-            raise RequestError("this model has no tokenizer", fix="send the prompt as token ids")
-        return self.tokenizer.encode(prompt)
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError("this model has no tokenizer", fix="send the prompt as token ids")
+            return _encoded(self.tokenizer.encode, prompt)
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
+            got = type(prompt).__name__
+            raise RequestError(f"a prompt cannot be of type {got}", fix="send a text or a list of token ids")
+        return list(prompt)  # type: ignore[arg-type]  # a str has been dealt with
 
     def _add(self, token_ids: list[int], params: SamplingParams | None, request_id: str | None) -> str:
         self._require_open()
+        if params is not None and not isinstance(params, SamplingParams):
+            raise RequestError(f"params cannot be of type {type(params).__name__}", fix="send SamplingParams(...)")
+        if params is not None and params.stop and self.tokenizer is None:
+            raise RequestError("this model has no tokenizer, so no stop strings", fix="use stop_token_ids")
         validate_prompt(token_ids, vocab_size=self._vocab_size, max_model_len=self._max_model_len)
         name = request_id or f"request-{next(self._serial)}"
         self._loop.add(Request(request_id=name, prompt_token_ids=token_ids, params=params or SamplingParams()))
@@ -289,3 +331,10 @@ class LLM:
         if self._executor is None:
             raise ClosedError("this LLM was closed", fix="make a new one, or keep the with block open")
         return self._executor
+
+
+def _encoded(encode: Callable[[Any], list[int]], text: Any) -> list[int]:
+    try:
+        return encode(text)
+    except (TypeError, UnicodeError) as error:  # half of a surrogate pair, say
+        raise RequestError(f"the prompt cannot be encoded: {error}", fix="send valid Unicode text") from error

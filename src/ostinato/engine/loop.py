@@ -120,16 +120,20 @@ class EngineLoop:
         return bool(self._undelivered) or self._scheduler.has_work()
 
     def step(self) -> list[RequestUpdate]:
-        """Run one step; what it brought, request by request."""
-        updates, self._undelivered = self._undelivered, []
+        """Run one step; what it brought, request by request.
+
+        An exception loses nothing: what was to be delivered comes with the next call.
+        """
         batch = self._scheduler.schedule()
         for request in batch.preempted:
             self._bus.emit(RequestPreempted(request_id=request.request_id, computed_tokens=request.num_tokens))
         for request in self._scheduler.take_failed():
             assert request.finish_reason is not None, "the scheduler has ended it"
-            updates.append(self._last_update(request.request_id, request.finish_reason, request.error))
+            last = self._last_update(request.request_id, request.finish_reason, request.error)
+            self._undelivered.append(last)
         if batch.items:
-            updates += self._run(batch)
+            self._undelivered += self._run(batch)
+        updates, self._undelivered = self._undelivered, []
         return updates
 
     def _run(self, batch: ScheduledBatch) -> list[RequestUpdate]:
@@ -173,9 +177,7 @@ class EngineLoop:
             finish_reason=reason,
         )
 
-    def _last_update(
-        self, request_id: str, reason: FinishReason, error: OstinatoError | None = None
-    ) -> RequestUpdate:
+    def _last_update(self, request_id: str, reason: FinishReason, error: OstinatoError | None = None) -> RequestUpdate:
         state = self._texts.pop(request_id, None)
         text = "" if state is None or error is not None else state.flush()
         return RequestUpdate(request_id=request_id, text=text, finish_reason=reason, error=error)

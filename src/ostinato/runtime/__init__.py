@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from ostinato.runtime.config import GraphConfig
     from ostinato.runtime.dispatch import Decision, Reason
     from ostinato.runtime.graphed import Graphed
-    from ostinato.runtime.keys import CaptureSupport, GraphKey, LiveBatch, Mode, Partition, RuntimeMode
+    from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch, Mode, Partition, RuntimeMode
+    from ostinato.runtime.opaque import opaque_op
 
 __all__ = [
     "CaptureSupport",
+    "Compiler",
     "Decision",
     "GraphConfig",
     "GraphKey",
@@ -33,10 +35,12 @@ __all__ = [
     "break_graph",
     "graph_break",
     "jit_mark",
+    "opaque_op",
 ]
 
 _HOMES = {
     "CaptureSupport": "ostinato.runtime.keys",
+    "Compiler": "ostinato.runtime.keys",
     "Decision": "ostinato.runtime.dispatch",
     "GraphConfig": "ostinato.runtime.config",
     "GraphKey": "ostinato.runtime.keys",
@@ -51,6 +55,7 @@ _HOMES = {
     "break_graph": "ostinato.runtime.breaks",
     "graph_break": "ostinato.runtime.breaks",
     "jit_mark": "ostinato.runtime.breaks",
+    "opaque_op": "ostinato.runtime.opaque",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -12,15 +12,19 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, overload
+
+import torch
 
 from ostinato.errors import ConfigError, JitInCaptureError
 
 __all__ = [
     "BreakHandler",
     "BreakPoint",
+    "Lowering",
     "break_graph",
+    "call_break",
     "graph_break",
     "handling_breaks",
     "is_planning",
@@ -30,6 +34,12 @@ __all__ = [
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Lowering:
+    """Where a runner that compiles puts the traceable stand-in of a marked function; None: it is inlined."""
+
+    call: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +52,8 @@ class BreakPoint:
     """Names of the tensor parameters that ``fn`` writes in place."""
     source: str
     """``file:line`` of the marked function."""
+    lowering: Lowering = field(default_factory=lambda: Lowering(), compare=False, repr=False)
+    """What a compiler sees in place of the function."""
 
     def mutated_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The values bound to ``mutates`` in one call."""
@@ -103,6 +115,12 @@ def is_recording() -> bool:
     return _state.is_recording
 
 
+def call_break(point: BreakPoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run ``point`` as this thread's handler decides, or plainly if there is none."""
+    handler = _state.handler
+    return point.fn(*args, **kwargs) if handler is None else handler.run_break(point, args, kwargs)
+
+
 @overload
 def graph_break(fn: F, /) -> F: ...
 @overload
@@ -132,14 +150,16 @@ def graph_break(fn: F | None = None, /, *, mutates: tuple[str, ...] = (), name: 
                 f"graph_break(mutates=...) of {_label(fn)} names no parameter: {unknown}",
                 fix=f"use names among {list(parameters)}",
             )
-        point = BreakPoint(name=name or _label(fn), fn=fn, mutates=tuple(mutates), source=_source(fn))
+        lowering = Lowering()
+        point = BreakPoint(
+            name=name or _label(fn), fn=fn, mutates=tuple(mutates), source=_source(fn), lowering=lowering
+        )
 
         @functools.wraps(fn)
         def marked(*args: Any, **kwargs: Any) -> Any:
-            handler = _state.handler
-            if handler is None:
-                return fn(*args, **kwargs)
-            return handler.run_break(point, args, kwargs)
+            if torch.compiler.is_compiling():
+                return fn(*args, **kwargs) if lowering.call is None else lowering.call(*args, **kwargs)
+            return call_break(point, args, kwargs)
 
         marked.__ostinato_break__ = point  # type: ignore[attr-defined]
         return marked  # type: ignore[return-value]

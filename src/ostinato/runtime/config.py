@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.errors import ConfigError, UnknownNameError
-from ostinato.runtime.keys import Mode, Partition
+from ostinato.runtime.keys import Compiler, Mode, Partition
 
 __all__ = ["GraphConfig"]
 
@@ -26,6 +26,10 @@ class GraphConfig:
     """Policy. "auto" takes what the capture support allows: full graphs where it can."""
     partition: Partition | str = Partition.BREAKABLE
     """How piecewise graphs are made. "breakable" needs no compiler."""
+    compile: Compiler | str = Compiler.NONE
+    """"inductor" compiles the work inside full graphs, and with partition "fx" the pieces between breaks."""
+    compile_max_tokens: int | None = None
+    """Full graphs of more tokens are captured uncompiled: large GEMMs gain little from fusion. None: no limit."""
     sizes: tuple[int, ...] | None = None
     """Token buckets. None takes the default ladder up to ``max_size``."""
     decode_sizes: tuple[int, ...] | None = None
@@ -38,30 +42,45 @@ class GraphConfig:
     """Tokens a request brings in uniform decode: 1, or 1 + draft length."""
     kv_tiers: tuple[int, ...] | None = None
     """Context lengths in tokens that get graphs of their own. None: one graph for every context."""
+    size_multiple: int = 1
+    """Token buckets must be multiples of it (tensor-parallel or context-parallel ranks); others are dropped."""
+    padding: bool = True
+    """False: only batches of exactly a captured size replay."""
     max_padding: float | None = None
     """Refuse a bucket larger than this multiple of the live size (reason PADDING_COST). None: no limit."""
     unbroken_attention: str = "error"
     """An attention op inside a piecewise segment mixes rows, so padding would leak: "error" or "allow"."""
+    ownership: str = "recycled"
+    """Of break arguments: "recycled" lets later keys reuse those that a segment of the same plan rewrites at
+    each replay, and holds all others; "owned" holds all, at the price of their bytes for each key."""
     outputs: str = "copy"
     """"copy" gives the caller tensors of its own; "view" gives the graph's, valid until the next call."""
     warm_up_runs: int = 2
     """Eager runs of each key before capture; the second sees what the first has initialised."""
 
+    @property
+    def padding_limit(self) -> float | None:
+        """Largest multiple of the live size that a bucket may be; 1 allows exact sizes only, None any."""
+        return self.max_padding if self.padding else 1.0
+
     def __post_init__(self) -> None:
-        for field, kind in (("mode", Mode), ("partition", Partition)):
+        for field, kind in (("mode", Mode), ("partition", Partition), ("compile", Compiler)):
             value = getattr(self, field)
             valid = [str(m.value) for m in kind]
             if value not in valid:
                 raise UnknownNameError.of(field, str(value), valid)
             object.__setattr__(self, field, kind(value))
-        for field, choices in (("unbroken_attention", ["error", "allow"]), ("outputs", ["copy", "view"])):
+        for field, choices in (
+            ("unbroken_attention", ["error", "allow"]), ("outputs", ["copy", "view"]),
+            ("ownership", ["recycled", "owned"]),
+        ):
             if getattr(self, field) not in choices:
                 raise UnknownNameError.of(field, str(getattr(self, field)), choices)
         for field in ("sizes", "decode_sizes", "uniform_query_lens", "kv_tiers"):
             value = getattr(self, field)
             if value is not None:
                 object.__setattr__(self, field, _positive(field, value))
-        for field in ("max_size", "max_num_reqs"):
+        for field in ("max_size", "max_num_reqs", "compile_max_tokens", "size_multiple"):
             value = getattr(self, field)
             if value is not None:
                 _positive(field, (value,))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, Self
@@ -16,25 +17,26 @@ import torch
 
 from ostinato.errors import CaptureError, ClosedError, ConfigError, RuntimeStateError
 from ostinato.runtime.breaks import is_planning, is_recording
-from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, CallLayout, Sizes, Slot, Staging, StaticBuffers
+from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, BridgePool, CallLayout, Sizes, Slot, Staging, StaticBuffers
 from ostinato.runtime.capture import CaptureBackend, select_backend
 from ostinato.runtime.config import GraphConfig
-from ostinato.runtime.dispatch import Decision, Dispatcher, Reason, ResolvedMode, resolve_mode
-from ostinato.runtime.keys import CaptureSupport, GraphKey, LiveBatch, RuntimeMode
+from ostinato.runtime.dispatch import Decision, Dispatcher, ModeRequest, Reason, ResolvedMode, resolve_mode
+from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch, Mode, Partition
 from ostinato.runtime.memory import Ledger
 from ostinato.runtime.nest import map_tensors, tensors
 from ostinato.runtime.planning import plan_keys
 from ostinato.runtime.runners import (
-    BreakableRunner,
+    BoundCall,
     CapturedPlan,
     CaptureReport,
-    FullRunner,
+    PlanInspection,
     RowLayout,
-    Runner,
     capture_all,
+    inspect_plan,
+    make_runners,
     run_eager,
 )
-from ostinato.telemetry import DispatchCounters, EventBus, LogSink, ModeResolved, Sink
+from ostinato.telemetry import DispatchCounters, EventBus, KeyDropped, LogSink, ModeResolved, Sink
 
 __all__ = ["Graphed"]
 
@@ -96,32 +98,29 @@ class Graphed:
         self._prepare = prepare
         self._after_warm_up = after_warm_up
         max_size = self._largest_size(found)
-        knows_requests = self.config.max_num_reqs is not None
         counting = [name for name, slot in self._layout.slots.items() if slot.axis == NUM_REQS]
-        if counting and not knows_requests:
+        if counting and self.config.max_num_reqs is None:
             raise ConfigError(f"slots {counting} count requests", fix="set GraphConfig(max_num_reqs=...)")
-        self.mode: ResolvedMode = resolve_mode(
-            self.config.mode,  # type: ignore[arg-type]  # __post_init__ made it a Mode
-            capture_support,
-            knows_requests=knows_requests,
-        )
         self.counters = DispatchCounters()
         self._bus = EventBus(self.counters, LogSink(), *sinks)
+        self.mode: ResolvedMode = resolve_mode(_mode_request(self.config, capture_support, self.device.type))
         self._bus.emit(ModeResolved(asked=self.mode.asked, resolved=self.mode.mode, reason=self.mode.reason))
         self.backend: CaptureBackend = select_backend(self.device)
         self.device = self.backend.device
         self._max_sizes = {NUM_TOKENS: max_size, NUM_REQS: self.config.max_num_reqs or max_size}
         self.buffers = StaticBuffers(self._layout.slots, max_sizes=self._max_sizes, device=self.device)
-        keys = plan_keys(self.config, self.mode.mode, max_size=max_size)
-        self._dispatcher = Dispatcher(keys, bus=self._bus, max_padding=self.config.max_padding)
-        breakable = BreakableRunner(
-            self.backend, allow_unbroken_attention=self.config.unbroken_attention == "allow"
+        keys = plan_keys(self.config, self.mode.mode, max_size=max_size, on_drop=self._report_drop)
+        self._dispatcher = Dispatcher(keys, bus=self._bus, max_padding=self.config.padding_limit)
+        self._bridges = BridgePool()
+        self._runners = make_runners(
+            self.backend,
+            partition=self.mode.partition,
+            compiler=self.mode.compiler,
+            compile_max_tokens=self.config.compile_max_tokens,
+            allow_unbroken_attention=self.config.unbroken_attention == "allow",
+            owns_arguments=self.config.ownership == "owned",
+            bridges=self._bridges,
         )
-        self._bridges = breakable.bridges
-        self._runners: dict[RuntimeMode, Runner] = {
-            RuntimeMode.FULL: FullRunner(self.backend),
-            RuntimeMode.PIECEWISE: breakable,
-        }
         self._plans: dict[GraphKey, CapturedPlan] = {}
         self._outputs = RowLayout()
         self._stage = _Stage.PLANNED
@@ -146,14 +145,16 @@ class Graphed:
             on_key: told of each key when it is done (for a progress bar).
         """
         self._require(_Stage.PLANNED, _Stage.WARM, step="warm_up")
+        is_compiled = self.mode.partition is not Partition.BREAKABLE or self.mode.compiler is not Compiler.NONE
+        num_runs = max(self.config.warm_up_runs, 2 if is_compiled else 1)  # what compiles learns in the first run
         with self._lock, torch.no_grad():
-            for key in self.keys:
-                for _ in range(self.config.warm_up_runs):
+            for run in range(num_runs):
+                for key in self.keys:
                     self._make_ready(key)
                     outputs = self._runners[key.runtime_mode].warm_up(key, self._bind(key))
                     self._observe_outputs(key, outputs)
-                if on_key is not None:
-                    on_key(key)
+                    if on_key is not None and run == num_runs - 1:
+                        on_key(key)
         if self._after_warm_up is not None:
             self._after_warm_up()
         self._stage = _Stage.WARM
@@ -244,7 +245,7 @@ class Graphed:
 
     def sizes(self, decision: Decision) -> Sizes:
         """The padded sizes that a step by ``decision`` executes, hence the layout of `buffers` for it."""
-        return _live_sizes(decision.live) if decision.key is None else self._key_sizes(decision.key)
+        return _live_sizes(decision.live) if decision.key is None else self.key_sizes(decision.key)
 
     def staging(self) -> Staging:
         """Host memory for assembling steps that `run` executes: one copy brings a whole step over."""
@@ -255,7 +256,7 @@ class Graphed:
 
         With EAGER the callable gets views of the live sizes.
         """
-        with self._lock, torch.no_grad():
+        with self._lock, _no_grad():
             if decision.key is not None:
                 return self._replay(decision.key, decision)
             self._require_open()
@@ -270,6 +271,17 @@ class Graphed:
         ledger.enter("bridges", self._bridges.num_bytes)
         ledger.enter("graph pool", self.backend.memory().reserved_bytes)
         return ledger
+
+    def inspect(self, key: GraphKey) -> PlanInspection:
+        """What the graph of ``key`` consists of: segments and their nodes, breaks and their source, bridges.
+
+        Raises:
+            RuntimeStateError: there is no graph of this key; the message lists those that are.
+        """
+        if key not in self._plans:
+            captured = ", ".join(str(k) for k in self._plans) or "none"
+            raise RuntimeStateError(f"there is no graph of {key}", fix=f"captured keys: {captured}")
+        return inspect_plan(self._plans[key])
 
     # --- inside --------------------------------------------------------------------------------
 
@@ -295,18 +307,22 @@ class Graphed:
         self._make_ready(key)
         return self._runners[key.runtime_mode].capture(key, self._bind(key))
 
+    def _report_drop(self, key: GraphKey, why: str) -> None:
+        self._bus.emit(KeyDropped(key=str(key), reason=why))
+
     def _make_ready(self, key: GraphKey) -> None:
         """Safe values in all rows, and fresh metadata, before a run that no user's batch stands behind."""
         self.buffers.arena.zero_()  # fixed-shape slots have no tail to pad, and other layouts were written here
-        self.buffers.pad({NUM_TOKENS: 0, NUM_REQS: 0}, self._key_sizes(key))
+        self.buffers.pad({NUM_TOKENS: 0, NUM_REQS: 0}, self.key_sizes(key))
         if self._prepare is not None:
             self._prepare(key)
 
-    def _bind(self, key: GraphKey) -> Callable[[], Any]:
-        args, kwargs = self._layout.join(self.buffers.views(self._key_sizes(key)))
-        return lambda: self._fn(*args, **kwargs)
+    def _bind(self, key: GraphKey) -> BoundCall:
+        args, kwargs = self._layout.join(self.buffers.views(self.key_sizes(key)))
+        return BoundCall(self._fn, args, kwargs)
 
-    def _key_sizes(self, key: GraphKey) -> Sizes:
+    def key_sizes(self, key: GraphKey) -> Sizes:
+        """The padded sizes of ``key``, hence the layout of `buffers` that its graph has baked in."""
         # A piecewise key takes any number of requests: its segments see slots for the most that it can hold.
         num_reqs = min(key.num_tokens, self._max_sizes[NUM_REQS]) if key.num_reqs is None else key.num_reqs
         return {NUM_TOKENS: key.num_tokens, NUM_REQS: num_reqs}
@@ -344,5 +360,22 @@ class Graphed:
             raise ClosedError("this Graphed was closed", fix="make a new one, or keep the with block open")
 
 
+def _mode_request(config: GraphConfig, support: CaptureSupport, device_type: str) -> ModeRequest:
+    return ModeRequest(
+        mode=Mode(config.mode),
+        partition=Partition(config.partition),
+        compiler=Compiler(config.compile),
+        support=support,
+        uniform_query_len=max(config.uniform_query_lens),
+        knows_requests=config.max_num_reqs is not None,
+        device_type=device_type,
+    )
+
+
 def _live_sizes(live: LiveBatch) -> Sizes:
     return {NUM_TOKENS: live.num_tokens, NUM_REQS: live.num_tokens if live.num_reqs is None else live.num_reqs}
+
+
+def _no_grad() -> AbstractContextManager[None]:
+    """Gradients off; free where they are off already, since torch's own context costs as much as a launch."""
+    return torch.no_grad() if torch.is_grad_enabled() else nullcontext()

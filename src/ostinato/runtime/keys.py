@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-__all__ = ["CaptureSupport", "GraphKey", "LiveBatch", "Mode", "Partition", "RuntimeMode"]
+__all__ = ["CaptureSupport", "Compiler", "GraphKey", "LiveBatch", "Mode", "Partition", "RuntimeMode", "Veto"]
 
 
 class Mode(StrEnum):
@@ -33,6 +33,26 @@ class Partition(StrEnum):
 
     BREAKABLE = "breakable"
     """Broken at capture, wherever a break mark is met. Needs no compiler."""
+    FX = "fx"
+    """The traced graph is split at its breaks, before any compiler."""
+    INDUCTOR = "inductor"
+    """The traced graph is compiled whole, fused across breaks, and broken where the compiled code breaks."""
+
+
+class Compiler(StrEnum):
+    """What compiles the work inside graphs."""
+
+    NONE = "none"
+    INDUCTOR = "inductor"
+
+
+class Veto(StrEnum):
+    """What one batch forbids for its own step."""
+
+    FULL = "full"
+    """Full graphs: attention needs a break this time (cascade attention, special metadata)."""
+    GRAPHS = "graphs"
+    """All graphs."""
 
 
 class RuntimeMode(StrEnum):
@@ -67,6 +87,9 @@ class LiveBatch:
     context_tokens: int | None = None
     num_active_loras: int = 0
     variant: str = ""
+    veto: Veto | None = None
+    veto_reason: str = ""
+    """Why, in the words of whoever forbids it; shown by `explain`."""
 
 
 @dataclass(frozen=True, slots=True, order=False, kw_only=True)

@@ -2,9 +2,11 @@
 
 from ostinato.telemetry.counters import BucketCount, DispatchCounters
 from ostinato.telemetry.events import (
+    BreaksMissing,
     CaptureFailed,
     Event,
     GraphCaptured,
+    KeyDropped,
     ModeResolved,
     RequestPreempted,
     StepDispatched,
@@ -12,12 +14,14 @@ from ostinato.telemetry.events import (
 from ostinato.telemetry.sinks import EventBus, LogSink, MemorySink, Sink
 
 __all__ = [
+    "BreaksMissing",
     "BucketCount",
     "CaptureFailed",
     "DispatchCounters",
     "Event",
     "EventBus",
     "GraphCaptured",
+    "KeyDropped",
     "LogSink",
     "MemorySink",
     "ModeResolved",

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["CaptureFailed", "Event", "GraphCaptured", "ModeResolved", "RequestPreempted", "StepDispatched"]
+__all__ = [
+    "BreaksMissing",
+    "CaptureFailed",
+    "Event",
+    "GraphCaptured",
+    "KeyDropped",
+    "ModeResolved",
+    "RequestPreempted",
+    "StepDispatched",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +31,23 @@ class ModeResolved(Event):
     asked: str
     resolved: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyDropped(Event):
+    """A key was left out of the plan: no step could use it."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreaksMissing(Event):
+    """A captured plan holds fewer breaks than warm-up met: some work that must run eagerly was frozen."""
+
+    key: str
+    expected: int
+    got: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

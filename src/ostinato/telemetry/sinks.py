@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from typing import Protocol
 
-from ostinato.telemetry.events import CaptureFailed, Event, ModeResolved
+from ostinato.telemetry.events import BreaksMissing, CaptureFailed, Event, KeyDropped, ModeResolved
 
 __all__ = ["EventBus", "LogSink", "MemorySink", "Sink"]
 
@@ -40,6 +40,10 @@ class LogSink:
     def emit(self, event: Event) -> None:
         if isinstance(event, CaptureFailed):
             logger.warning("capture of %s failed and was dropped: %s", event.key, event.error)
+        elif isinstance(event, KeyDropped):
+            logger.info("%s is not captured: %s", event.key, event.reason)
+        elif isinstance(event, BreaksMissing):
+            logger.warning("%s has %d breaks, warm-up met %d", event.key, event.got, event.expected)
         elif isinstance(event, ModeResolved) and event.asked not in (event.resolved, "auto"):
             logger.warning("mode %s became %s: %s", event.asked, event.resolved, event.reason)
 

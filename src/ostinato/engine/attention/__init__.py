@@ -5,7 +5,12 @@ Models call `paged_attention` (or its fused form `rotary_paged_attention`); `eng
 """
 
 from ostinato.engine.attention.backend import AttentionBackend, AttentionShape, FusedAttentionBackend
-from ostinato.engine.attention.context import ForwardContext, get_forward_context, set_forward_context
+from ostinato.engine.attention.context import (
+    ForwardContext,
+    get_forward_context,
+    install_forward_context,
+    set_forward_context,
+)
 from ostinato.engine.attention.metadata import AttentionMetadata
 from ostinato.engine.attention.registry import get_attention_backend
 from ostinato.engine.attention.unified import paged_attention, rotary_paged_attention
@@ -18,6 +23,7 @@ __all__ = [
     "FusedAttentionBackend",
     "get_attention_backend",
     "get_forward_context",
+    "install_forward_context",
     "paged_attention",
     "rotary_paged_attention",
     "set_forward_context",

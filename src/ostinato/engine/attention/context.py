@@ -16,7 +16,7 @@ from ostinato.engine.attention.metadata import AttentionMetadata
 from ostinato.engine.kvcache import LayerCache
 from ostinato.errors import RuntimeStateError
 
-__all__ = ["ForwardContext", "get_forward_context", "set_forward_context"]
+__all__ = ["ForwardContext", "get_forward_context", "install_forward_context", "set_forward_context"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +44,11 @@ def set_forward_context(context: ForwardContext) -> Iterator[None]:
         yield
     finally:
         _state.context = previous
+
+
+def install_forward_context(context: ForwardContext | None) -> None:
+    """Make ``context`` this thread's current one until another is set; None: there is none."""
+    _state.context = context
 
 
 def get_forward_context() -> ForwardContext:

@@ -16,6 +16,7 @@ from ostinato.engine.attention import (
     AttentionShape,
     ForwardContext,
     get_attention_backend,
+    install_forward_context,
     set_forward_context,
 )
 from ostinato.engine.execution.batch_slots import batch_slots, fill_batch
@@ -87,6 +88,9 @@ class Executor:
             ),
             config=GraphConfig(
                 mode=config.mode,
+                partition=config.partition,
+                compile=config.compile,
+                compile_max_tokens=config.compile_max_tokens,
                 sizes=config.token_sizes or token_sizes_for(loaded.device.type, config.max_num_batched_tokens),
                 decode_sizes=config.decode_sizes or decode_sizes_for(loaded.device.type, config.max_num_reqs),
                 max_size=config.max_num_batched_tokens,
@@ -101,8 +105,7 @@ class Executor:
             sinks=sinks,
         )
         self._staging = self.graphed.staging()
-        self._key: GraphKey | None = None  # the full graph being warmed up or captured
-        self._context: ForwardContext | None = None  # of every other forward
+        self._in_full_graph = False  # while one is warmed up or captured
         self.capture_seconds = 0.0
 
     def prepare(self, *, on_key: Callable[[GraphKey], None] | None = None) -> None:
@@ -111,12 +114,15 @@ class Executor:
         Args:
             on_key: told of each key once it is warm and once it is captured.
         """
-        with torch.inference_mode():
-            self._attention.warm_up(self._shape)
-            self.graphed.warm_up(on_key=on_key)
-            if self.graphed.keys:
-                self.capture_seconds = self.graphed.capture(on_key=on_key).seconds
-        self._key = self._context = None
+        try:
+            with torch.inference_mode():
+                self._attention.warm_up(self._shape)
+                self.graphed.warm_up(on_key=on_key)
+                if self.graphed.keys:
+                    self.capture_seconds = self.graphed.capture(on_key=on_key).seconds
+        finally:
+            self._in_full_graph = False
+            install_forward_context(None)
 
     def execute(self, batch: ScheduledBatch) -> Tensor:
         """Run one step.
@@ -131,10 +137,10 @@ class Executor:
         self._staging.upload(sizes)
         slots = self.graphed.buffers.views(sizes)
         context = self._with(live_metadata(batch, slots, page_size=self._page_size))
-        self._context = context
         with torch.inference_mode(), set_forward_context(context):
             output: Tensor = self.graphed.run(decision)
             if decision.runtime_mode is RuntimeMode.FULL:
+                output = output[: batch.num_reqs]  # of a mixed batch's graph, all request slots come back
                 return output if all(i.samples for i in batch.items) else output[_sampling(batch)]
             rows = slots["sampled_rows"][: batch.num_reqs]
             if not all(i.samples for i in batch.items):
@@ -151,37 +157,30 @@ class Executor:
         query_start: Tensor,
         sampled_rows: Tensor,
     ) -> Tensor:
-        """The wrapped callable. For a full graph: logits [num_reqs, vocab]; otherwise hidden [num_tokens, hidden]."""
-        if self._key is None:
-            assert self._context is not None, "execute or _prepare has set it"
-            with set_forward_context(self._context):
-                return self._model(input_ids, positions)  # type: ignore[no-any-return]
-        slots = {
-            "slot_mapping": slot_mapping,
-            "block_tables": block_tables,
-            "seq_lens": seq_lens,
-            "query_start": query_start,
-        }
-        with set_forward_context(self._with(graph_metadata(self._key, slots, page_size=self._page_size))):
-            hidden = self._model(input_ids, positions)
-            return self._model.compute_logits(hidden[sampled_rows])
+        """The wrapped callable. For a full graph: logits [num_reqs, vocab]; otherwise hidden [num_tokens, hidden].
+
+        Attention finds the other slots in the forward context, which `execute` and `_prepare` install.
+        """
+        hidden: Tensor = self._model(input_ids, positions)
+        return self._model.compute_logits(hidden[sampled_rows]) if self._in_full_graph else hidden
 
     def close(self) -> None:
-        """Give back graphs, then caches. Idempotent."""
+        """Give back graphs, then caches, and let go of the model. Idempotent."""
         self.graphed.close()
         self._caches = []
-        self._context = None
+        self._model = None  # type: ignore[assignment]  # `execute` is refused before it would be used
 
     def _prepare(self, key: GraphKey) -> None:
         """Fresh metadata before each warm-up run and capture of ``key``."""
-        if key.runtime_mode is RuntimeMode.FULL:
-            self._key = key
-            return
-        self._key = None
-        metadata = made_up_metadata(
-            key.num_tokens, max_model_len=self._max_model_len, page_size=self._page_size, device=self._device
-        )
-        self._context = self._with(metadata)
+        self._in_full_graph = key.runtime_mode is RuntimeMode.FULL
+        if self._in_full_graph:
+            slots = self.graphed.buffers.views(self.graphed.key_sizes(key))
+            metadata = graph_metadata(key, slots, page_size=self._page_size)
+        else:
+            metadata = made_up_metadata(
+                key.num_tokens, max_model_len=self._max_model_len, page_size=self._page_size, device=self._device
+            )
+        install_forward_context(self._with(metadata))
 
     def _with(self, metadata: AttentionMetadata) -> ForwardContext:
         return ForwardContext(metadata=metadata, caches=self._caches, backend=self._attention)

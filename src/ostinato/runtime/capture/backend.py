@@ -35,6 +35,10 @@ class CapturedGraph(Protocol):
         """Run the recorded work at the recorded addresses, on the current stream, without waiting."""
         ...
 
+    def nodes(self) -> list[str]:
+        """Names of the nodes: kernels, or recorded ops when simulated."""
+        ...
+
     def close(self) -> None:
         """Give the graph back. Idempotent."""
         ...
@@ -73,6 +77,15 @@ class CaptureBackend(Protocol):
 
     def abort(self) -> None:
         """Throw the open segment away. Does nothing if none is open; never raises."""
+        ...
+
+    def borrow(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor`` for use at replay without keeping its memory from later captures, where that is safe.
+
+        Safe means proven: an op of this session's segments has produced the memory, so each replay of the
+        plan rewrites it before it is read. Then a tensor over the same memory is returned that owns nothing;
+        otherwise ``tensor`` itself. Call between segments, inside `session`.
+        """
         ...
 
     def is_capturing(self) -> bool:

@@ -8,7 +8,6 @@ CUDA graph and allocator names, each behind feature detection.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import threading
 import warnings
@@ -21,8 +20,10 @@ import torch
 from ostinato.errors import CaptureError, ClosedError, DeviceUnavailableError, HostSyncError, NestedCaptureError
 from ostinato.runtime.breaks import recording
 from ostinato.runtime.capture.backend import CapturedGraph, PoolMemory
+from ostinato.runtime.capture.cuda_driver import count_nodes, node_names
 from ostinato.runtime.capture.gate import CaptureGate
-from ostinato.runtime.capture.watch import FunctionWatch, OpWatch, user_frame
+from ostinato.runtime.capture.watch import OpWatch, user_frame
+from ostinato.runtime.nest import tensors
 
 __all__ = ["CudaBackend", "CudaGraph"]
 
@@ -66,20 +67,6 @@ def _shared(index: int) -> _Shared:
     return _Shared(index)
 
 
-@functools.cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def _count_nodes(graph: torch.cuda.CUDAGraph) -> int:
-    """Nodes of a captured, not yet instantiated graph (cuGraphGetNodes with a null array counts)."""
-    count = ctypes.c_size_t(0)
-    status = _driver().cuGraphGetNodes(ctypes.c_void_p(graph.raw_cuda_graph()), None, ctypes.byref(count))
-    if status != 0:
-        raise CaptureError("the driver cannot count the nodes of a captured graph", status=status)
-    return count.value
-
-
 class _Opened:
     """A torch graph from begin on: its mark that a recording is open, and its stay in the shared pool."""
 
@@ -121,6 +108,10 @@ class CudaGraph:
             raise ClosedError("this graph was closed", fix="capture again, or keep the owner open while replaying")
         self._replay()
 
+    def nodes(self) -> list[str]:
+        """Kernel names, or kinds of other nodes, in the driver's order."""
+        return [] if self._opened is None else node_names(self._opened.graph.raw_cuda_graph())
+
     def close(self) -> None:
         """Destroy the executable and give its pool reference back."""
         if self._opened is not None:
@@ -131,6 +122,32 @@ class CudaGraph:
 
 def _nothing() -> None:
     """Replay of an empty graph, which torch would warn about."""
+
+
+class _Watch(OpWatch):
+    """Also notes which memory the ops of a session's segments have produced, by address."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.produced: set[int] = set()
+
+    def execute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = func(*args, **kwargs)
+        given = {t.untyped_storage().data_ptr() for t in tensors((args, kwargs))}
+        self.produced |= {t.untyped_storage().data_ptr() for t in tensors(result)} - given
+        return result
+
+
+class _BorrowedMemory:
+    """Device memory that somebody else owns, as torch takes it (CUDA array interface, version 3)."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (storage.nbytes(),),
+            "typestr": "|u1",
+            "data": (storage.data_ptr(), False),
+            "version": 3,
+        }
 
 
 class CudaBackend:
@@ -152,8 +169,7 @@ class CudaBackend:
             )
         self.device = torch.device("cuda", index)
         self._shared = _shared(index)
-        self._watch = OpWatch()
-        self._functions = FunctionWatch(self.device.type)
+        self._watch = _Watch()
         self._open: _Opened | None = None
         self._session_thread: int | None = None
         self._num_graphs = 0
@@ -174,11 +190,12 @@ class CudaBackend:
         if self._session_thread is not None:
             raise NestedCaptureError("a plan is being captured already", fix="capture one callable at a time")
         self._session_thread = threading.get_ident()
+        self._watch.produced = set()
         caller = torch.cuda.current_stream(self.device)
         stream = self._shared.stream
         stream.wait_stream(caller)
         try:
-            with torch.cuda.stream(stream), self._watch, self._functions:
+            with torch.cuda.stream(stream), self._watch:
                 try:
                     yield
                 except RuntimeError as error:
@@ -201,8 +218,8 @@ class CudaBackend:
         if self._open is not None or torch.cuda.is_current_stream_capturing():
             raise NestedCaptureError("a segment is open already on this thread", fix="end it before beginning another")
         self._open = _Opened(self._shared)
-        self._watch.forbidden = self._functions.forbidden = forbid
-        self._watch.is_active = self._functions.is_active = True
+        self._watch.forbidden = forbid
+        self._watch.is_active = True
 
     def end(self) -> CapturedGraph:
         """See `CaptureBackend.end`."""
@@ -214,7 +231,7 @@ class CudaBackend:
         except RuntimeError as error:
             self._recover(opened)
             raise CaptureError("the device had invalidated the capture", at=user_frame()) from error
-        num_nodes = _count_nodes(opened.graph)
+        num_nodes = count_nodes(opened.graph.raw_cuda_graph())
         if num_nodes:
             opened.graph.instantiate()
         self._num_graphs += 1
@@ -231,6 +248,16 @@ class CudaBackend:
             self._recover(opened)
         else:
             opened.reset()
+
+    def borrow(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `CaptureBackend.borrow`."""
+        storage = tensor.untyped_storage()
+        if storage.nbytes() == 0 or storage.data_ptr() not in self._watch.produced:
+            return tensor
+        raw = torch.as_tensor(_BorrowedMemory(storage), device=self.device)
+        return torch.empty(0, dtype=tensor.dtype, device=self.device).set_(
+            raw.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
+        )
 
     def is_capturing(self) -> bool:
         """See `CaptureBackend.is_capturing`."""
@@ -250,7 +277,7 @@ class CudaBackend:
     def _take_open(self) -> _Opened | None:
         opened, self._open = self._open, None
         if opened is not None:
-            self._watch.is_active = self._functions.is_active = False
+            self._watch.is_active = False
             opened.mark.close()
         return opened
 

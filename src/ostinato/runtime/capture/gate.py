@@ -18,6 +18,42 @@ from ostinato.errors import CaptureNotAllowedError
 __all__ = ["CaptureGate"]
 
 
+class _Collector:
+    """The process's garbage collector, off as long as any phase is open: several devices have a gate each."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a finaliser that the collection runs may open a phase itself
+        self._depth = 0
+        self._was_enabled = False
+        self._has_frozen = False
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Collect, then switch off and freeze; undone when the last phase ends."""
+        with self._lock:
+            self._depth += 1
+            if self._depth == 1:
+                self._was_enabled = gc.isenabled()
+                gc.collect()
+                gc.disable()
+                self._has_frozen = gc.get_freeze_count() == 0
+                if self._has_frozen:
+                    gc.freeze()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._depth -= 1
+                if self._depth == 0:
+                    if self._has_frozen:
+                        gc.unfreeze()
+                    if self._was_enabled:
+                        gc.enable()
+
+
+_collector = _Collector()
+
+
 class CaptureGate:
     """Opened by the owner of a life cycle, checked by the backend at every begin."""
 
@@ -28,7 +64,7 @@ class CaptureGate:
 
     @contextmanager
     def phase(self) -> Iterator[None]:
-        """Open the gate for this thread, with GC collected once and then frozen."""
+        """Open the gate for this thread, with the garbage collector off."""
         me = threading.get_ident()
         with self._lock:
             if self._owner not in (None, me):
@@ -37,21 +73,10 @@ class CaptureGate:
                 )
             self._owner = me
             self._open_depth += 1
-            is_outermost = self._open_depth == 1
-        was_enabled = gc.isenabled()
-        freezes = is_outermost and gc.get_freeze_count() == 0
-        if is_outermost:
-            gc.collect()
-            gc.disable()
-        if freezes:
-            gc.freeze()
         try:
-            yield
+            with _collector.off():
+                yield
         finally:
-            if freezes:
-                gc.unfreeze()
-            if is_outermost and was_enabled:
-                gc.enable()
             with self._lock:
                 self._open_depth -= 1
                 if self._open_depth == 0:

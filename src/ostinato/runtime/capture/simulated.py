@@ -35,6 +35,8 @@ class _Recording:
     """One segment: calls to make again, and the memory they need."""
 
     calls: list[Callable[[], Any]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    """The op of each call."""
     externals: dict[int, ExternalMemory] = field(default_factory=dict)
     blocks: set[Block] = field(default_factory=set)
 
@@ -47,6 +49,7 @@ class SimulatedGraph:
         self._externals = list(recording.externals.values())
         self._blocks = recording.blocks  # keeps the memory of the calls alive
         self._on_close: Callable[[], None] | None = on_close
+        self._names = recording.names
         self.num_nodes = len(recording.calls)
 
     def replay(self) -> None:
@@ -58,6 +61,10 @@ class SimulatedGraph:
         with torch.no_grad():
             for call in self._calls:
                 call()
+
+    def nodes(self) -> list[str]:
+        """The recorded ops, in order."""
+        return list(self._names)
 
     def close(self) -> None:
         """Drop the calls and the memory they pin."""
@@ -75,6 +82,8 @@ class _Recorder(OpWatch):
         self._pool = pool
         self._known_externals = externals
         self.recording = _Recording()
+        self.produced: set[Block] = set()
+        """Blocks that ops of this session have written."""
 
     def execute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
@@ -105,16 +114,18 @@ class _Recorder(OpWatch):
                 poison(recorded.untyped_storage())
         elif fresh or is_mutable:
             self.recording.calls.append(_make_call(func, recorded_args, recorded_kwargs, fresh))
+            self.recording.names.append(name)
         return handed
 
     def _move_to_pool(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         source = tensor.untyped_storage()
         block, storage = self._pool.take(source.nbytes())
         self.recording.blocks.add(block)
+        self.produced.add(block)
         geometry = (tensor.storage_offset(), tensor.size(), tensor.stride())
         program = torch.empty(0, dtype=tensor.dtype).set_(storage, *geometry)
         program.copy_(tensor)
-        return program, torch.empty(0, dtype=tensor.dtype).set_(block.recorded, *geometry)
+        return program, block.recorded_view(tensor)
 
     def _recorded(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` as the recording sees it: same memory, but not the program's tensor."""
@@ -122,9 +133,7 @@ class _Recorder(OpWatch):
         if block is None:
             return self._external(tensor).alias(tensor)
         self.recording.blocks.add(block)
-        geometry = (tensor.storage_offset(), tensor.size(), tensor.stride())
-        alias = torch.empty(0, dtype=tensor.dtype).set_(block.recorded, *geometry)
-        return torch._neg_view(alias) if tensor.is_neg() else alias
+        return block.recorded_view(tensor)
 
     def _external(self, tensor: torch.Tensor, *, is_constant: bool = False) -> ExternalMemory:
         cdata = tensor.untyped_storage()._cdata
@@ -202,6 +211,13 @@ class SimulatedBackend:
         if self._recorder is not None and self._recorder.is_active:
             self._stop(self._recorder)
             self._recorder.recording = _Recording()
+
+    def borrow(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `CaptureBackend.borrow`."""
+        block = self._pool.find(tensor.untyped_storage())
+        if block is None or self._recorder is None or block not in self._recorder.produced:
+            return tensor
+        return block.recorded_view(tensor)
 
     def is_capturing(self) -> bool:
         """See `CaptureBackend.is_capturing`."""

@@ -38,6 +38,12 @@ class Block:
         self._program = StorageWeakRef(storage)
         return storage
 
+    def recorded_view(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor with the geometry of ``tensor`` over this block, as the recording sees it."""
+        geometry = (tensor.storage_offset(), tensor.size(), tensor.stride())
+        view = torch.empty(0, dtype=tensor.dtype).set_(self.recorded, *geometry)
+        return torch._neg_view(view) if tensor.is_neg() else view
+
     @property
     def is_free(self) -> bool:
         """Whether no tensor of the program is left in this block."""
@@ -108,7 +114,7 @@ class ExternalMemory:
     @property
     def cdata(self) -> int:
         """Address of the StorageImpl, the identity of this memory."""
-        return self._storage._cdata
+        return int(self._storage._cdata)
 
     def alias(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of ours with the geometry of ``tensor``."""

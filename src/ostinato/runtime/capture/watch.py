@@ -27,7 +27,7 @@ class OpWatch(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.is_active = False
         self.forbidden: frozenset[str] = frozenset()
 
@@ -48,7 +48,8 @@ class OpWatch(TorchDispatchMode):
 class FunctionWatch(TorchFunctionMode):
     """Judges Python-level calls that never reach the dispatcher, or reach it already decomposed.
 
-    Only calls on tensors of ``device_type`` count: reading a host tensor in a GPU program is harmless.
+    For the simulated backend: on a GPU such calls reach the dispatcher, and a function mode would make Dynamo
+    recompile functions inside the capture. Only calls on tensors of ``device_type`` count.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -69,8 +70,8 @@ class FunctionWatch(TorchFunctionMode):
 
     def _concerns_device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         device = kwargs.get("device")
-        if device is not None and torch.device(device).type == self._device_type:
-            return True
+        if device is not None:
+            return torch.device(device).type == self._device_type
         first = args[0] if args else None
         return not isinstance(first, torch.Tensor) or first.device.type == self._device_type
 

@@ -2,6 +2,17 @@
 
 from ostinato.runtime.dispatch.decision import Decision, Reason, Rejection
 from ostinato.runtime.dispatch.dispatcher import Dispatcher
-from ostinato.runtime.dispatch.policy import KeyTable, ResolvedMode, choose, resolve_mode
+from ostinato.runtime.dispatch.policy import KeyTable, choose
+from ostinato.runtime.dispatch.resolve import ModeRequest, ResolvedMode, resolve_mode
 
-__all__ = ["Decision", "Dispatcher", "KeyTable", "Reason", "Rejection", "ResolvedMode", "choose", "resolve_mode"]
+__all__ = [
+    "Decision",
+    "Dispatcher",
+    "KeyTable",
+    "ModeRequest",
+    "Reason",
+    "Rejection",
+    "ResolvedMode",
+    "choose",
+    "resolve_mode",
+]

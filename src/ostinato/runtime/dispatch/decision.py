@@ -29,12 +29,16 @@ class Reason(StrEnum):
     """The graph was found to differ from eager."""
     PADDING_COST = "PADDING_COST"
     """The next bucket is larger than ``max_padding`` allows."""
+    PADDING_OFF = "PADDING_OFF"
+    """Padding is off, and there is no graph of just this size."""
     VARIANT = "VARIANT"
     """No graph for this variant of the step."""
     LORA = "LORA"
     """No graph for this number of active adapters."""
     BACKEND_SUPPORT = "BACKEND_SUPPORT"
     """The attention backend cannot run this batch inside a graph."""
+    VETOED = "VETOED"
+    """The batch forbids it for this step; the rejection says why."""
     DISABLED = "DISABLED"
     """The mode has no graphs."""
 
@@ -45,6 +49,7 @@ class Rejection:
 
     candidate: str
     reason: Reason
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,4 +82,5 @@ class Decision:
             what += f" in bucket {self.bucket} ({self.padded_tokens - self.live.num_tokens} padded)"
         for rejection in self.alternatives:
             what += f"; not {rejection.candidate}: {rejection.reason}"
+            what += f" ({rejection.detail})" if rejection.detail else ""
         return what

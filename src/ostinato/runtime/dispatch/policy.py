@@ -1,7 +1,4 @@
-"""Pure policy: resolve the asked mode, and choose among keys for one live batch. No torch.
-
-`resolve_mode` runs once at start, `choose` once a distinct batch (the dispatcher caches its answers).
-"""
+"""Pure policy: choose among keys for one live batch. No torch. The dispatcher caches the answers."""
 
 from __future__ import annotations
 
@@ -10,47 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ostinato.runtime.dispatch.decision import Decision, Reason, Rejection
-from ostinato.runtime.keys import CaptureSupport, GraphKey, LiveBatch, Mode, RuntimeMode
+from ostinato.runtime.keys import GraphKey, LiveBatch, RuntimeMode, Veto
 
-__all__ = ["KeyTable", "ResolvedMode", "choose", "resolve_mode"]
-
-
-@dataclass(frozen=True, slots=True)
-class ResolvedMode:
-    """The mode in force and why it is that one."""
-
-    asked: Mode
-    mode: Mode
-    reason: str
-
-
-def resolve_mode(asked: Mode, support: CaptureSupport, *, knows_requests: bool) -> ResolvedMode:
-    """The mode that ``asked`` becomes under the weakest attention level in the callable.
-
-    Args:
-        asked: what the configuration says.
-        support: weakest capture support of all attention in the callable.
-        knows_requests: whether batches declare requests. A plain callable does not, so all its batches are
-            alike and "decode" has no meaning for it.
-    """
-    if asked is Mode.NONE or asked is Mode.PIECEWISE:
-        return ResolvedMode(asked, asked, "as asked")
-    if support is CaptureSupport.NEVER:
-        # The breakable partition needs no compiler, so there are always piecewise graphs to fall back to.
-        return ResolvedMode(asked, Mode.PIECEWISE, "attention cannot run inside a graph (NEVER)")
-    if not knows_requests:
-        if asked is Mode.FULL_AND_PIECEWISE:
-            return ResolvedMode(asked, Mode.PIECEWISE, "the callable declares no requests, so no batch is a decode")
-        if asked is Mode.FULL_DECODE_ONLY:
-            return ResolvedMode(asked, Mode.FULL, "the callable declares no requests, so every batch is alike")
-        reason = "as asked" if asked is Mode.FULL else "one graph a size is the fastest"
-        return ResolvedMode(asked, Mode.FULL, reason)
-    if asked is Mode.FULL and support is not CaptureSupport.ALWAYS:
-        reason = f"attention supports {support.name}: mixed batches run piecewise"
-        return ResolvedMode(asked, Mode.FULL_AND_PIECEWISE, reason)
-    if asked is Mode.AUTO:
-        return ResolvedMode(asked, Mode.FULL_AND_PIECEWISE, f"attention supports {support.name}")
-    return ResolvedMode(asked, asked, "as asked")
+__all__ = ["KeyTable", "choose"]
 
 
 _Group = tuple[RuntimeMode, int | None, bool, int, str]  # mode, query length, counts requests, loras, variant
@@ -93,6 +52,9 @@ def choose(live: LiveBatch, table: KeyTable, *, max_padding: float | None = None
         return _eager(live, (Rejection("any graph", Reason.DISABLED),))
     rejections: list[Rejection] = []
     for candidate, group, size in _ranking(live, table):
+        if live.veto is Veto.GRAPHS or (live.veto is Veto.FULL and group[0] is RuntimeMode.FULL):
+            rejections.append(Rejection(candidate, Reason.VETOED, live.veto_reason))
+            continue
         key, reason = _first_usable(live, table, group, size, max_padding, rejections)
         if key is not None:
             is_exact = key.num_tokens == live.num_tokens and key.num_reqs in (None, live.num_reqs)
@@ -141,7 +103,7 @@ def _first_usable(
             rejections.append(Rejection(str(key), blocked))  # a larger bucket may serve, but the gap must be seen
             continue
         if max_padding is not None and key.num_tokens > max_padding * live.num_tokens:
-            return None, Reason.PADDING_COST
+            return None, Reason.PADDING_OFF if max_padding == 1 else Reason.PADDING_COST
         return key, Reason.PADDED
     return None, reason
 

@@ -83,7 +83,9 @@ FUNCTION_RULES: dict[str, OpRule] = {
     "Tensor.__array__": _sync(_KEEP),
     "Tensor.cpu": _sync(_KEEP),
     "Tensor.__repr__": _sync("do not print tensors inside the captured callable"),
+    "Tensor.__format__": _sync("do not format tensors inside the captured callable"),
     "Tensor.__bool__": _sync("replace the branch with torch.where, or move it into a @graph_break function"),
+    "Tensor.new_tensor": _sync("copy host data into a static buffer before the step"),
     "torch.from_numpy": _sync("copy host data into a static buffer before the step"),
     "torch.tensor(device=...)": _sync("copy host data into a static buffer before the step"),
 }

@@ -5,6 +5,8 @@ Pure: sizes in, keys out, largest first, which is the order in which one pool is
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ostinato.runtime.config import GraphConfig
 from ostinato.runtime.keys import GraphKey, Mode, RuntimeMode
 from ostinato.runtime.planning.ladders import decode_ladder, token_ladder
@@ -12,13 +14,16 @@ from ostinato.runtime.planning.ladders import decode_ladder, token_ladder
 __all__ = ["plan_keys"]
 
 
-def plan_keys(config: GraphConfig, mode: Mode, *, max_size: int) -> list[GraphKey]:
-    """Keys for ``mode``, largest first.
+def plan_keys(
+    config: GraphConfig, mode: Mode, *, max_size: int, on_drop: Callable[[GraphKey, str], None] | None = None
+) -> list[GraphKey]:
+    """Keys for ``mode``, largest first, without those that no step could use.
 
     Args:
         config: sizes and tiers; None fields take the default ladders.
         mode: resolved, never AUTO.
         max_size: largest live size in tokens.
+        on_drop: told of each key that is left out, and why.
     """
     sizes = config.sizes or token_ladder(max_size)
     keys: list[GraphKey] = []
@@ -31,8 +36,23 @@ def plan_keys(config: GraphConfig, mode: Mode, *, max_size: int) -> list[GraphKe
         keys += _uniform_keys(config, config.max_num_reqs)
         if mode is Mode.FULL:
             keys += _mixed_keys(config, sizes, config.max_num_reqs)
-    keys.sort(key=lambda k: (k.num_tokens, k.kv_tier or 0, k.runtime_mode is RuntimeMode.FULL), reverse=True)
-    return keys
+    kept = []
+    for key in keys:
+        why = _why_unusable(key, config, max_size)
+        if why is None:
+            kept.append(key)
+        elif on_drop is not None:
+            on_drop(key, why)
+    kept.sort(key=lambda k: (k.num_tokens, k.kv_tier or 0, k.runtime_mode is RuntimeMode.FULL), reverse=True)
+    return kept
+
+
+def _why_unusable(key: GraphKey, config: GraphConfig, max_size: int) -> str | None:
+    if key.num_tokens % config.size_multiple:
+        return f"{key.num_tokens} tokens are no multiple of {config.size_multiple}"
+    if key.num_tokens > max_size:
+        return f"{key.num_tokens} tokens exceed the {max_size} of the largest step"
+    return None
 
 
 def _uniform_keys(config: GraphConfig, max_num_reqs: int) -> list[GraphKey]:

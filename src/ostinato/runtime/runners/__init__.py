@@ -3,19 +3,25 @@
 from ostinato.runtime.runners.breakable import BreakableRunner
 from ostinato.runtime.runners.eager import run_eager
 from ostinato.runtime.runners.full import FullRunner
+from ostinato.runtime.runners.inspection import PlanInspection, inspect_plan
 from ostinato.runtime.runners.layout import RowLayout
 from ostinato.runtime.runners.lifecycle import CaptureReport, capture_all
 from ostinato.runtime.runners.plan import CapturedPlan
-from ostinato.runtime.runners.runner import Call, Runner
+from ostinato.runtime.runners.runner import BoundCall, Call, Runner
+from ostinato.runtime.runners.select import make_runners
 
 __all__ = [
+    "BoundCall",
     "BreakableRunner",
     "Call",
     "CaptureReport",
     "CapturedPlan",
     "FullRunner",
+    "PlanInspection",
     "RowLayout",
     "Runner",
     "capture_all",
+    "inspect_plan",
+    "make_runners",
     "run_eager",
 ]

@@ -6,6 +6,7 @@ returns against what it returned at capture, and hands tensors over at fixed add
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ def observe_break(
 
 
 class BreakStep:
-    """A break between two segments. `handed` is what the next segment goes on with."""
+    """A break between two segments."""
 
     def __init__(
         self,
@@ -41,30 +42,37 @@ class BreakStep:
         layout: RowLayout,
         bridges: BridgePool,
         next_bridge: int,
+        keep: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         self.point = point
-        self._args, self._kwargs = args, kwargs
+        self._args, self._kwargs = map_tensors((args, kwargs), keep)
         with handling_breaks(None):
             result = point.fn(*args, **kwargs)
         observe_break(layout, index, point, args, kwargs, result, num_rows)
         known = {t.untyped_storage().data_ptr() for t in tensors((args, kwargs))}
-        self.num_bridges = 0
+        self.bridges: list[torch.Tensor] = []
         self._is_bridge: list[bool] = []  # one entry a tensor of the result
 
-        def hand_over(tensor: torch.Tensor) -> torch.Tensor:
+        def to_bridge(tensor: torch.Tensor) -> torch.Tensor:
             self._is_bridge.append(tensor.untyped_storage().data_ptr() not in known)
             if not self._is_bridge[-1]:
                 return tensor  # the break returns one of its arguments: the address is fixed already
-            bridge = bridges.take(next_bridge + self.num_bridges, tensor)
+            bridge = bridges.take(next_bridge + len(self.bridges), tensor)
             bridge.copy_(tensor)
-            self.num_bridges += 1
+            self.bridges.append(bridge)
             return bridge
 
-        self.handed = map_tensors(result, hand_over)
+        self._for_program = map_tensors(result, to_bridge)
+        handed = map_tensors(self._for_program, keep)  # from here on an address, like the arguments
         self._skeleton = skeleton(result)
-        self._handed_leaves = [leaf for _, leaf in leaves(self.handed)]
-        cleared = tensors((self.handed, point.mutated_arguments(args, kwargs)))
+        self._handed_leaves = [leaf for _, leaf in leaves(handed)]
+        cleared = tensors((handed, point.mutated_arguments(self._args, self._kwargs)))
         self._cleared = [t for position, t in enumerate(cleared) if layout.is_batch_major((index, position))]
+
+    def hand_over(self) -> Any:
+        """What the callable goes on with at capture. Given out once: the step must not keep it alive."""
+        handed, self._for_program = self._for_program, None
+        return handed
 
     def run(self, num_live: int, num_rows: int) -> None:
         """Run the function, check its results, move them to their bridges, clear rows past ``num_live``.

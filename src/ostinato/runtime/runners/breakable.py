@@ -7,7 +7,10 @@ consecutive breaks cost no empty graph.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from ostinato.errors import CaptureError
 from ostinato.runtime.breaks import BreakPoint, handling_breaks
@@ -15,6 +18,7 @@ from ostinato.runtime.buffers import BridgePool
 from ostinato.runtime.capture import CaptureBackend
 from ostinato.runtime.keys import GraphKey, RuntimeMode
 from ostinato.runtime.ops import ATTENTION_OPS
+from ostinato.runtime.runners.break_record import BreakRecord
 from ostinato.runtime.runners.break_step import BreakStep, observe_break
 from ostinato.runtime.runners.layout import RowLayout
 from ostinato.runtime.runners.plan import CapturedPlan
@@ -28,21 +32,33 @@ class BreakableRunner:
 
     runtime_mode = RuntimeMode.PIECEWISE
 
-    def __init__(self, backend: CaptureBackend, *, allow_unbroken_attention: bool = False) -> None:
+    def __init__(
+        self,
+        backend: CaptureBackend,
+        *,
+        bridges: BridgePool | None = None,
+        allow_unbroken_attention: bool = False,
+        owns_arguments: bool = False,
+    ) -> None:
         self._backend = backend
+        self._owns_arguments = owns_arguments
         self._forbid = frozenset[str]() if allow_unbroken_attention else ATTENTION_OPS
         self._layout = RowLayout()
-        self.bridges = BridgePool()
+        self._records: dict[GraphKey, BreakRecord] = {}  # of the last warm-up
+        self.bridges = BridgePool() if bridges is None else bridges
 
     def warm_up(self, key: GraphKey, call: Call) -> Any:
         """See `Runner.warm_up`."""
-        observer = _Observer(self._layout, key.num_tokens)
+        self._records[key] = record = BreakRecord()
+        observer = _Observer(self._layout, record, key.num_tokens)
         with self._backend.session(), handling_breaks(observer, is_planning=True):
             return call()
 
     def capture(self, key: GraphKey, call: Call) -> CapturedPlan:
         """See `Runner.capture`."""
-        recorder = _Recorder(self._backend, CapturedPlan(key=key), self._layout, self.bridges, self._forbid)
+        keep = _itself if self._owns_arguments else self._backend.borrow
+        record = self._records.get(key, BreakRecord())
+        recorder = _Recorder(self._backend, CapturedPlan(key=key), self._layout, record, self.bridges, self._forbid, keep)
         try:
             with self._backend.session(), handling_breaks(recorder, is_planning=True):
                 return recorder.record(call)
@@ -54,13 +70,15 @@ class BreakableRunner:
 class _Observer:
     """Break handler of warm-up: runs breaks inline and notes which hand-overs are batch-major."""
 
-    def __init__(self, layout: RowLayout, num_rows: int) -> None:
+    def __init__(self, layout: RowLayout, record: BreakRecord, num_rows: int) -> None:
         self._layout = layout
+        self._record = record
         self._num_rows = num_rows
         self._index = 0
 
     def run_break(self, point: BreakPoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         index, self._index = self._index, self._index + 1
+        self._record.add(point, args, kwargs)
         with handling_breaks(None):
             result = point.fn(*args, **kwargs)
         observe_break(self._layout, index, point, args, kwargs, result, self._num_rows)
@@ -75,12 +93,16 @@ class _Recorder:
         backend: CaptureBackend,
         plan: CapturedPlan,
         layout: RowLayout,
+        record: BreakRecord,
         bridges: BridgePool,
         forbid: frozenset[str],
+        keep: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         self.plan = plan
+        self._keep = keep
         self._backend = backend
         self._layout = layout
+        self._record = record
         self._bridges = bridges
         self._forbid = forbid
         self._num_breaks = 0
@@ -96,12 +118,14 @@ class _Recorder:
             ) from self._failed
         self._end_segment(runs_next=False)
         self.plan.outputs = outputs
+        self.plan.num_missing_breaks = max(0, len(self._record) - self._num_breaks)
         return self.plan
 
     def run_break(self, point: BreakPoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._failed is not None:  # the callable goes on after a failed break: nothing is recorded any more
             with handling_breaks(None):
                 return point.fn(*args, **kwargs)
+        self._record.check(self._num_breaks, point, args, kwargs)
         self._end_segment(runs_next=True)
         try:
             step = BreakStep(
@@ -113,15 +137,16 @@ class _Recorder:
                 layout=self._layout,
                 bridges=self._bridges,
                 next_bridge=self._num_bridges,
+                keep=self._keep,
             )
         except BaseException as error:
             self._failed = error
             raise
         self._num_breaks += 1
-        self._num_bridges += step.num_bridges
+        self._num_bridges += len(step.bridges)
         self.plan.entries.append(step)
         self._backend.begin(forbid=self._forbid)
-        return step.handed
+        return step.hand_over()
 
     def _end_segment(self, *, runs_next: bool) -> None:
         """Close the open segment. If a break ``runs_next``, execute it, so that the break sees real data."""
@@ -132,3 +157,7 @@ class _Recorder:
         self.plan.entries.append(graph)
         if runs_next and not self._backend.runs_while_recording:
             graph.replay()
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ostinato.runtime.capture import CaptureBackend
 from ostinato.runtime.keys import GraphKey
 from ostinato.runtime.runners.plan import CapturedPlan
-from ostinato.telemetry import CaptureFailed, EventBus, GraphCaptured
+from ostinato.telemetry import BreaksMissing, CaptureFailed, EventBus, GraphCaptured
 
 __all__ = ["CaptureReport", "capture_all"]
 
@@ -61,6 +61,9 @@ def capture_all(
             report.captured.append(key)
             seconds = time.perf_counter() - began
             bus.emit(GraphCaptured(key=str(key), seconds=seconds, segments=plan.num_segments, nodes=plan.num_nodes))
+            if plan.num_missing_breaks:
+                got = len(plan.breaks)
+                bus.emit(BreaksMissing(key=str(key), expected=got + plan.num_missing_breaks, got=got))
             on_done(key, plan)
     report.seconds = time.perf_counter() - start
     return report

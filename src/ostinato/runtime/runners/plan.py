@@ -25,6 +25,8 @@ class CapturedPlan:
     entries: list[CapturedGraph | BreakStep] = field(default_factory=list)
     outputs: Any = None
     """What the callable returned, at addresses that every replay rewrites; padded sizes."""
+    num_missing_breaks: int = 0
+    """Breaks that warm-up met and the capture did not: work that must run eagerly may have been frozen."""
     is_closed: bool = False
 
     @property

@@ -1,4 +1,4 @@
-"""`Runner`: one way to turn a callable into a captured plan. Implementations: `full`, `breakable`.
+"""`Runner`: one way to turn a callable into a captured plan. Implementations: `full`, `breakable`, `piecewise`.
 
 `Call` is what runners execute: the wrapped callable already bound to the static inputs of one key.
 """
@@ -6,14 +6,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ostinato.runtime.keys import GraphKey, RuntimeMode
 from ostinato.runtime.runners.plan import CapturedPlan
 
-__all__ = ["Call", "Runner"]
+__all__ = ["BoundCall", "Call", "Runner"]
 
 Call = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundCall:
+    """The `Call` that the facade makes; a runner that traces looks inside."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __call__(self) -> Any:
+        return self.fn(*self.args, **self.kwargs)
 
 
 class Runner(Protocol):

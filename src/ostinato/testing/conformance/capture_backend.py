@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gc
 import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -31,11 +33,11 @@ class CaptureBackendConformance:
     """The suite. A subclass defines ``backend`` as a pytest fixture."""
 
     @pytest.fixture(autouse=True)
-    def _no_grad(self):
+    def _no_grad(self) -> Iterator[None]:
         with torch.no_grad():
             yield
 
-    def record(self, backend: CaptureBackend, fn, *args):
+    def record(self, backend: CaptureBackend, fn: Callable[..., Any], *args: torch.Tensor) -> tuple[CapturedGraph, Any]:
         """Capture ``fn(*args)`` after a warm-up; its graph and its output."""
         with backend.session():
             fn(*args)
@@ -45,7 +47,7 @@ class CaptureBackendConformance:
             graph: CapturedGraph = backend.end()
         return graph, out
 
-    def test_replay_reads_new_values_at_old_addresses(self, backend):
+    def test_replay_reads_new_values_at_old_addresses(self, backend: CaptureBackend) -> None:
         x = torch.arange(8.0, device=backend.device)
         graph, y = self.record(backend, lambda t: t * 2 + 1, x)
         x.fill_(5.0)
@@ -53,7 +55,7 @@ class CaptureBackendConformance:
         assert y.tolist() == [11.0] * 8
         assert graph.num_nodes >= 1
 
-    def test_replay_does_not_follow_a_new_tensor(self, backend):
+    def test_replay_does_not_follow_a_new_tensor(self, backend: CaptureBackend) -> None:
         holder = {"x": torch.ones(4, device=backend.device)}
         old = holder["x"]
         graph, y = self.record(backend, lambda: holder["x"] + 1)
@@ -62,7 +64,7 @@ class CaptureBackendConformance:
         graph.replay()
         assert y.tolist() == [8.0] * 4
 
-    def test_in_place_writes_are_replayed(self, backend):
+    def test_in_place_writes_are_replayed(self, backend: CaptureBackend) -> None:
         state = torch.zeros(3, device=backend.device)
         graph, _ = self.record(backend, lambda: state.add_(1.0))
         state.zero_()
@@ -70,14 +72,14 @@ class CaptureBackendConformance:
         graph.replay()
         assert state.tolist() == [2.0] * 3
 
-    def test_views_stay_views(self, backend):
+    def test_views_stay_views(self, backend: CaptureBackend) -> None:
         x = torch.arange(6.0, device=backend.device).view(2, 3)
         graph, y = self.record(backend, lambda t: t.t()[1:].contiguous() * 1, x)
         x.copy_(torch.arange(10.0, 16.0).view(2, 3))
         graph.replay()
         assert torch.equal(y.cpu(), torch.arange(10.0, 16.0).view(2, 3).t()[1:])
 
-    def test_host_scalars_are_frozen(self, backend):
+    def test_host_scalars_are_frozen(self, backend: CaptureBackend) -> None:
         scale = {"value": 2.0}
         x = torch.ones(2, device=backend.device)
         graph, y = self.record(backend, lambda t: t * scale["value"], x)
@@ -85,7 +87,7 @@ class CaptureBackendConformance:
         graph.replay()
         assert y.tolist() == [2.0, 2.0]
 
-    def test_random_numbers_advance(self, backend):
+    def test_random_numbers_advance(self, backend: CaptureBackend) -> None:
         x = torch.zeros(64, device=backend.device)
         graph, y = self.record(backend, lambda t: torch.rand_like(t), x)
         graph.replay()
@@ -93,7 +95,7 @@ class CaptureBackendConformance:
         graph.replay()
         assert not torch.equal(first, y)
 
-    def test_multiple_outputs(self, backend):
+    def test_multiple_outputs(self, backend: CaptureBackend) -> None:
         x = torch.tensor([3.0, 1.0, 2.0], device=backend.device)
         graph, (values, indices) = self.record(backend, lambda t: torch.sort(t), x)
         x.copy_(torch.tensor([5.0, 9.0, 7.0]))
@@ -101,17 +103,17 @@ class CaptureBackendConformance:
         assert values.tolist() == [5.0, 7.0, 9.0]
         assert indices.tolist() == [0, 2, 1]
 
-    def test_an_empty_segment_has_no_nodes(self, backend):
+    def test_an_empty_segment_has_no_nodes(self, backend: CaptureBackend) -> None:
         x = torch.zeros(4, device=backend.device)
         graph, _ = self.record(backend, lambda t: t.view(2, 2), x)
         assert graph.num_nodes == 0
         graph.replay()
 
-    def test_intermediates_are_recycled_by_later_captures(self, backend):
+    def test_intermediates_are_recycled_by_later_captures(self, backend: CaptureBackend) -> None:
         x = torch.ones(1 << 18, device=backend.device)
         graphs = []
 
-        def chain(t):
+        def chain(t: torch.Tensor) -> torch.Tensor:
             for _ in range(8):
                 t = t + 1
             return t[:4].clone()
@@ -125,7 +127,7 @@ class CaptureBackendConformance:
         assert backend.memory().reserved_bytes <= after_first + (1 << 20)
         assert backend.memory().num_graphs == 4
 
-    def test_held_outputs_are_not_recycled(self, backend):
+    def test_held_outputs_are_not_recycled(self, backend: CaptureBackend) -> None:
         x = torch.ones(1 << 16, device=backend.device)
         first, y = self.record(backend, lambda t: t * 3, x)
         _second, z = self.record(backend, lambda t: t * 5, x)
@@ -150,7 +152,9 @@ class CaptureBackendConformance:
             ("unique", lambda t: torch.unique(t), DynamicShapeError),
         ],
     )
-    def test_refuses_what_a_graph_cannot_hold(self, backend, name, fn, error):
+    def test_refuses_what_a_graph_cannot_hold(
+        self, backend: CaptureBackend, name: str, fn: Callable[[torch.Tensor], Any], error: type[CaptureError]
+    ) -> None:
         x = torch.arange(4.0, device=backend.device)
         with pytest.raises(error) as caught:
             self.record(backend, fn, x)
@@ -160,7 +164,7 @@ class CaptureBackendConformance:
         graph.replay()
         assert y.tolist() == [1.0, 2.0, 3.0, 4.0]
 
-    def test_a_failed_capture_leaves_allocation_and_rng_usable(self, backend):
+    def test_a_failed_capture_leaves_allocation_and_rng_usable(self, backend: CaptureBackend) -> None:
         x = torch.arange(4.0, device=backend.device)
         with pytest.raises(ZeroDivisionError):
             self.record_raw(backend, lambda: (x + torch.rand_like(x), 1 // 0))
@@ -169,17 +173,17 @@ class CaptureBackendConformance:
         graph.replay()
         assert y.tolist() == [0.0, 2.0, 4.0, 6.0]
 
-    def record_raw(self, backend: CaptureBackend, fn):
+    def record_raw(self, backend: CaptureBackend, fn: Callable[[], Any]) -> tuple[CapturedGraph, Any]:
         """Capture ``fn()`` without a warm-up."""
         with backend.phase(), backend.session():
             backend.begin()
             out = fn()
             return backend.end(), out
 
-    def test_failed_captures_do_not_leak(self, backend):
+    def test_failed_captures_do_not_leak(self, backend: CaptureBackend) -> None:
         x = torch.ones(1 << 18, device=backend.device)
 
-        def fail():
+        def fail() -> None:
             for _ in range(4):
                 y = x + 1
             raise ZeroDivisionError(y.shape)
@@ -193,14 +197,14 @@ class CaptureBackendConformance:
         assert sizes[-1] <= sizes[1] + (1 << 20), sizes
         assert backend.memory().num_graphs == 0
 
-    def test_first_time_jit_is_refused(self, backend, request):
+    def test_first_time_jit_is_refused(self, backend: CaptureBackend, request: pytest.FixtureRequest) -> None:
         name = f"kernel of {request.node.nodeid}"
         with pytest.raises(JitInCaptureError):
             self.record_raw(backend, lambda: jit_mark(name))
         jit_mark(name)
         self.record_raw(backend, lambda: jit_mark(name))[0].close()
 
-    def test_forbidden_ops_are_refused_by_name(self, backend):
+    def test_forbidden_ops_are_refused_by_name(self, backend: CaptureBackend) -> None:
         q = torch.randn(1, 2, 4, 8, device=backend.device)
         with backend.phase(), backend.session():
             backend.begin(forbid=frozenset({"aten::scaled_dot_product_attention"}))
@@ -208,11 +212,11 @@ class CaptureBackendConformance:
                 torch.nn.functional.scaled_dot_product_attention(q, q, q)
             backend.abort()
 
-    def test_capture_outside_the_phase_is_refused(self, backend):
+    def test_capture_outside_the_phase_is_refused(self, backend: CaptureBackend) -> None:
         with backend.session(), pytest.raises(CaptureNotAllowedError):
             backend.begin()
 
-    def test_nested_capture_is_refused(self, backend):
+    def test_nested_capture_is_refused(self, backend: CaptureBackend) -> None:
         with backend.phase(), backend.session():
             backend.begin()
             with pytest.raises(NestedCaptureError):
@@ -221,11 +225,11 @@ class CaptureBackendConformance:
             with pytest.raises(NestedCaptureError), backend.session():
                 pass
 
-    def test_end_without_begin(self, backend):
+    def test_end_without_begin(self, backend: CaptureBackend) -> None:
         with backend.phase(), backend.session(), pytest.raises(CaptureError):
             backend.end()
 
-    def test_is_capturing(self, backend):
+    def test_is_capturing(self, backend: CaptureBackend) -> None:
         with backend.phase(), backend.session():
             assert not backend.is_capturing()
             backend.begin()
@@ -234,7 +238,7 @@ class CaptureBackendConformance:
             assert not backend.is_capturing()
             backend.abort()
 
-    def test_eager_work_between_segments_is_not_recorded(self, backend):
+    def test_eager_work_between_segments_is_not_recorded(self, backend: CaptureBackend) -> None:
         x = torch.zeros(2, device=backend.device)
         with backend.phase(), backend.session():
             backend.begin()
@@ -250,17 +254,17 @@ class CaptureBackendConformance:
         assert z.tolist() == [4.0, 4.0]
         assert x.tolist() == [1.0, 1.0]
 
-    def test_garbage_collection_is_frozen_in_the_phase(self, backend):
+    def test_garbage_collection_is_frozen_in_the_phase(self, backend: CaptureBackend) -> None:
         assert gc.isenabled()
         with backend.phase():
             assert not gc.isenabled()
         assert gc.isenabled()
 
-    def test_another_thread_may_work_but_not_capture(self, backend):
+    def test_another_thread_may_work_but_not_capture(self, backend: CaptureBackend) -> None:
         x = torch.ones(4, device=backend.device)
         found: list[object] = []
 
-        def elsewhere():
+        def elsewhere() -> None:
             found.append((torch.ones(4, device=backend.device) + 1).sum().item())
             try:
                 with backend.phase():
@@ -281,7 +285,7 @@ class CaptureBackendConformance:
         graph.replay()
         assert y.tolist() == [3.0] * 4
 
-    def test_close_is_idempotent_and_final(self, backend):
+    def test_close_is_idempotent_and_final(self, backend: CaptureBackend) -> None:
         x = torch.ones(2, device=backend.device)
         graph, _ = self.record(backend, lambda t: t + 1, x)
         graph.close()

@@ -1,0 +1,78 @@
+"""What the CUDA driver knows of a captured graph and torch does not tell: its nodes and their kernels.
+
+Through ctypes, because the driver library is always there and a binding package is not. Read only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+from ostinato.errors import CaptureError
+
+__all__ = ["count_nodes", "node_names"]
+
+# CUgraphNodeType, cuda.h
+_NODE_TYPES = {0: "kernel", 1: "memcpy", 2: "memset", 3: "host", 4: "graph", 5: "empty", 6: "wait event", 7: "record event"}
+
+
+class _KernelNodeParams(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2, cuda.h."""
+
+    _fields_ = (
+        ("func", ctypes.c_void_p),
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("params", ctypes.c_void_p),
+        ("extra", ctypes.c_void_p),
+        ("kern", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+    )
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def count_nodes(graph: int) -> int:
+    """Nodes of the CUgraph at address ``graph``."""
+    count = ctypes.c_size_t(0)
+    _check(_driver().cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)))
+    return count.value
+
+
+def node_names(graph: int) -> list[str]:
+    """Kernel names, or kinds of other nodes, in the driver's order."""
+    count = ctypes.c_size_t(count_nodes(graph))
+    nodes = (ctypes.c_void_p * count.value)()
+    if count.value:
+        _check(_driver().cuGraphGetNodes(ctypes.c_void_p(graph), nodes, ctypes.byref(count)))
+    return [_name(node) for node in nodes]
+
+
+def _name(node: int) -> str:
+    kind = ctypes.c_int(-1)
+    _check(_driver().cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)))
+    label = _NODE_TYPES.get(kind.value, f"node type {kind.value}")
+    return _kernel_name(node) or label if label == "kernel" else label
+
+
+def _kernel_name(node: int) -> str | None:
+    """The kernel's symbol, or None where this driver does not tell (cuFuncGetName came with CUDA 12.3)."""
+    params = _KernelNodeParams()
+    driver = _driver()
+    if driver.cuGraphKernelNodeGetParams_v2(ctypes.c_void_p(node), ctypes.byref(params)) != 0:
+        return None
+    name = ctypes.c_char_p()
+    for getter, handle in (("cuFuncGetName", params.func), ("cuKernelGetName", params.kern)):
+        call = getattr(driver, getter, None)
+        if handle and call is not None and call(ctypes.byref(name), ctypes.c_void_p(handle)) == 0 and name.value:
+            return name.value.decode(errors="replace")
+    return None
+
+
+def _check(status: int) -> None:
+    if status != 0:
+        raise CaptureError("the driver cannot tell the nodes of a captured graph", status=status)

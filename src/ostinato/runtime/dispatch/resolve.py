@@ -1,0 +1,107 @@
+"""The mode matrix: what the asked mode, partition and compiler become here, with a reason for each change.
+
+One pure function, run once at start. No torch: what depends on the machine comes in as plain values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ostinato.runtime.keys import CaptureSupport, Compiler, Mode, Partition
+
+__all__ = ["ModeRequest", "ResolvedMode", "resolve_mode"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeRequest:
+    """What was asked, and the facts that decide."""
+
+    mode: Mode
+    partition: Partition = Partition.BREAKABLE
+    compiler: Compiler = Compiler.NONE
+    support: CaptureSupport = CaptureSupport.ALWAYS
+    """Weakest level among the attention that the callable runs."""
+    uniform_query_len: int = 1
+    """Tokens a request brings in uniform decode: 1 + draft length."""
+    knows_requests: bool = False
+    """Whether batches declare requests. If not, all batches are alike and "decode" has no meaning."""
+    device_type: str = "cuda"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedMode:
+    """What is in force, and why it is not what was asked."""
+
+    asked: Mode
+    mode: Mode
+    partition: Partition
+    compiler: Compiler
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """All reasons in one line."""
+        return "; ".join(self.reasons) or "as asked"
+
+
+def resolve_mode(request: ModeRequest) -> ResolvedMode:
+    """The mode, partition and compiler that ``request`` gets."""
+    reasons: list[str] = []
+    mode = _resolve_mode(request, reasons)
+    partition, compiler = request.partition, request.compiler
+    if request.device_type == "cpu":
+        # Inductor's CPU kernels bypass the dispatcher; simulated graphs cannot record what they do not see.
+        if partition is Partition.INDUCTOR:
+            partition = Partition.FX
+            reasons.append("partition inductor is fx: on a CPU every Inductor kernel would be a break")
+        if compiler is Compiler.INDUCTOR:
+            compiler = Compiler.NONE
+            reasons.append("compile inductor is none: simulated graphs cannot record Inductor's CPU kernels")
+    return ResolvedMode(
+        asked=request.mode, mode=mode, partition=partition, compiler=compiler, reasons=tuple(reasons)
+    )
+
+
+def _resolve_mode(request: ModeRequest, reasons: list[str]) -> Mode:
+    asked, support = request.mode, request.support
+    if asked in (Mode.NONE, Mode.PIECEWISE):
+        return asked
+    if not _runs_uniform_decode(request):
+        # Breaks need no compiler, so piecewise graphs are always there to fall back to.
+        reasons.append(_why_no_decode_graph(request))
+        return Mode.PIECEWISE
+    if not request.knows_requests:
+        return _without_requests(request, reasons)
+    if asked is Mode.AUTO:
+        reasons.append(f"attention supports {support.name}")
+        return Mode.FULL_AND_PIECEWISE
+    if asked is Mode.FULL and support is not CaptureSupport.ALWAYS:
+        reasons.append(f"attention supports {support.name}: mixed batches run piecewise")
+        return Mode.FULL_AND_PIECEWISE
+    return asked
+
+
+def _runs_uniform_decode(request: ModeRequest) -> bool:
+    if request.uniform_query_len == 1:
+        return request.support >= CaptureSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    return request.support >= CaptureSupport.UNIFORM_BATCH
+
+
+def _why_no_decode_graph(request: ModeRequest) -> str:
+    if request.support is CaptureSupport.NEVER:
+        return "attention cannot run inside a graph (NEVER)"
+    return f"attention supports {request.support.name}, and decode brings {request.uniform_query_len} tokens a request"
+
+
+def _without_requests(request: ModeRequest, reasons: list[str]) -> Mode:
+    if request.support is not CaptureSupport.ALWAYS:
+        reasons.append(f"attention supports {request.support.name}, and no batch is known to be a decode")
+        return Mode.PIECEWISE
+    if request.mode is Mode.FULL_AND_PIECEWISE:
+        reasons.append("the callable declares no requests, so no batch is a decode")
+        return Mode.PIECEWISE
+    if request.mode is Mode.FULL_DECODE_ONLY:
+        reasons.append("the callable declares no requests, so every batch is alike")
+    if request.mode is Mode.AUTO:
+        reasons.append("one graph a size is the fastest")
+    return Mode.FULL

@@ -1,0 +1,112 @@
+"""What a captured plan consists of: segments with their nodes, breaks with their source, bridges with bytes.
+
+Values to look at, as text, JSON or DOT. Made on demand by `Graphed.inspect`; the command line prints them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.runtime.runners.break_step import BreakStep
+from ostinato.runtime.runners.plan import CapturedPlan
+
+__all__ = ["InspectedBreak", "InspectedSegment", "PlanInspection", "inspect_plan"]
+
+_MOST_NAMES = 6  # distinct kernels shown for a segment in text and DOT
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedSegment:
+    """One captured graph. ``nodes`` are kernel names, or recorded ops when simulated."""
+
+    nodes: tuple[str, ...]
+
+    def label(self) -> str:
+        """Its nodes, most frequent first."""
+        counts = Counter(self.nodes).most_common()
+        shown = [f"{name} x{count}" if count > 1 else name for name, count in counts[:_MOST_NAMES]]
+        more = [f"{len(counts) - _MOST_NAMES} more"] if len(counts) > _MOST_NAMES else []
+        return ", ".join(shown + more)
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedBreak:
+    """One function that runs eagerly. ``bridge_bytes`` are the sizes of what it hands over by copy."""
+
+    name: str
+    source: str
+    bridge_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInspection:
+    """One key's plan, in execution order."""
+
+    key: str
+    entries: tuple[InspectedSegment | InspectedBreak, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """``{"key", "segments", "breaks", "nodes", "bridge_bytes", "entries": [...]}``."""
+        segments = [e for e in self.entries if isinstance(e, InspectedSegment)]
+        breaks = [e for e in self.entries if isinstance(e, InspectedBreak)]
+        return {
+            "key": self.key,
+            "segments": len(segments),
+            "breaks": len(breaks),
+            "nodes": sum(len(s.nodes) for s in segments),
+            "bridge_bytes": sum(sum(b.bridge_bytes) for b in breaks),
+            "entries": [_entry_dict(entry) for entry in self.entries],
+        }
+
+    def to_text(self) -> str:
+        """One line an entry."""
+        lines = [self.key]
+        for index, entry in enumerate(self.entries):
+            if isinstance(entry, InspectedSegment):
+                lines.append(f"  {index:3} segment  {len(entry.nodes):5} nodes  {entry.label()}")
+            else:
+                bridges = f"  bridges {sum(entry.bridge_bytes):,} bytes" if entry.bridge_bytes else ""
+                lines.append(f"  {index:3} break    {entry.name} at {entry.source}{bridges}")
+        return "\n".join(lines)
+
+    def to_dot(self) -> str:
+        """A Graphviz digraph: segments as boxes, breaks as ellipses, in sequence."""
+        lines = ["digraph plan {", "  rankdir=TB;", f"  label={_quoted(self.key)};"]
+        for index, entry in enumerate(self.entries):
+            if isinstance(entry, InspectedSegment):
+                label = f"segment: {len(entry.nodes)} nodes\n{entry.label()}"
+                lines.append(f"  n{index} [shape=box, label={_quoted(label)}];")
+            else:
+                label = f"break: {entry.name}\n{entry.source}"
+                lines.append(f"  n{index} [shape=ellipse, label={_quoted(label)}];")
+        lines += [f"  n{index} -> n{index + 1};" for index in range(len(self.entries) - 1)]
+        return "\n".join([*lines, "}"])
+
+
+def inspect_plan(plan: CapturedPlan) -> PlanInspection:
+    """Look into ``plan``; runs nothing."""
+    entries: list[InspectedSegment | InspectedBreak] = []
+    for entry in plan.entries:
+        if isinstance(entry, BreakStep):
+            sizes = tuple(t.numel() * t.element_size() for t in entry.bridges)
+            entries.append(InspectedBreak(entry.point.name, entry.point.source, sizes))
+        else:
+            entries.append(InspectedSegment(tuple(entry.nodes())))
+    return PlanInspection(str(plan.key), tuple(entries))
+
+
+def _entry_dict(entry: InspectedSegment | InspectedBreak) -> dict[str, Any]:
+    if isinstance(entry, InspectedSegment):
+        return {"kind": "segment", "nodes": list(entry.nodes)}
+    return {
+        "kind": "break",
+        "name": entry.name,
+        "source": entry.source,
+        "bridge_bytes": list(entry.bridge_bytes),
+    }
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'

@@ -1,0 +1,46 @@
+"""Which runner serves each runtime mode, by partition and compiler."""
+
+from __future__ import annotations
+
+from ostinato.runtime.buffers import BridgePool
+from ostinato.runtime.capture import CaptureBackend
+from ostinato.runtime.keys import Compiler, Partition, RuntimeMode
+from ostinato.runtime.runners.breakable import BreakableRunner
+from ostinato.runtime.runners.full import FullRunner
+from ostinato.runtime.runners.runner import Runner
+
+__all__ = ["make_runners"]
+
+
+def make_runners(
+    backend: CaptureBackend,
+    *,
+    partition: Partition,
+    compiler: Compiler,
+    compile_max_tokens: int | None,
+    allow_unbroken_attention: bool,
+    owns_arguments: bool,
+    bridges: BridgePool,
+) -> dict[RuntimeMode, Runner]:
+    """A runner for each runtime mode that replays.
+
+    Args:
+        compiler: INDUCTOR compiles full graphs, and with FX the pieces between breaks.
+        compile_max_tokens: larger full graphs are captured uncompiled. None: no limit.
+    """
+    full: Runner = FullRunner(backend)
+    piecewise: Runner = BreakableRunner(
+        backend,
+        bridges=bridges,
+        allow_unbroken_attention=allow_unbroken_attention,
+        owns_arguments=owns_arguments,
+    )
+    if partition is not Partition.BREAKABLE:
+        from ostinato.runtime.runners.piecewise import CompiledRunner
+
+        piecewise = CompiledRunner(backend, piecewise, partition=partition, compiler=compiler)
+    if compiler is Compiler.INDUCTOR:
+        from ostinato.runtime.runners.piecewise import CompiledRunner
+
+        full = CompiledRunner(backend, full, partition=Partition.INDUCTOR, max_tokens=compile_max_tokens)
+    return {RuntimeMode.FULL: full, RuntimeMode.PIECEWISE: piecewise}
