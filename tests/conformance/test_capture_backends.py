@@ -39,7 +39,8 @@ class TestSimulated(CaptureBackendConformance):
 
     def test_replay_is_bitwise_eager(self, backend):
         torch.manual_seed(0)
-        net = torch.nn.Sequential(torch.nn.Linear(37, 51), torch.nn.LayerNorm(51), torch.nn.SiLU(), torch.nn.Linear(51, 3))
+        layers = torch.nn.Linear(37, 51), torch.nn.LayerNorm(51), torch.nn.SiLU(), torch.nn.Linear(51, 3)
+        net = torch.nn.Sequential(*layers)
         x = torch.randn(5, 37)
         graph, y = self.record(backend, net, x)
         x.copy_(torch.randn(5, 37))

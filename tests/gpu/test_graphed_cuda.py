@@ -36,7 +36,8 @@ def test_equal_to_eager_at_bucket_edges(net, mode, rows):
 
 
 def test_segments_and_breaks(net):
-    with Graphed(net, example=(torch.randn(8, 64, device="cuda"),), config=GraphConfig(mode="piecewise", sizes=SIZES)) as g:
+    config = GraphConfig(mode="piecewise", sizes=SIZES)
+    with Graphed(net, example=(torch.randn(8, 64, device="cuda"),), config=config) as g:
         g.warm_up()
         g.capture()
         for plan in g.plans.values():

@@ -1,0 +1,148 @@
+"""An executor's life: what it captures, what it reports, what it refuses, and what it gives back."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.execution import Executor, load_model
+from ostinato.errors import ClosedError, ConfigError, OutOfMemoryError
+from ostinato.runtime import GraphKey, Mode, Reason, RuntimeMode
+
+if TYPE_CHECKING:
+    from .conftest import ExecutorMaker
+
+
+@pytest.mark.parametrize(
+    ("mode", "always", "resolved", "counts"),
+    [
+        ("none", False, Mode.NONE, {}),
+        ("piecewise", False, Mode.PIECEWISE, {"PIECEWISE": 3}),
+        ("full_decode_only", False, Mode.FULL_DECODE_ONLY, {"FULL": 6}),
+        ("full_and_piecewise", False, Mode.FULL_AND_PIECEWISE, {"PIECEWISE": 3, "FULL": 6}),
+        ("full", False, Mode.FULL_AND_PIECEWISE, {"PIECEWISE": 3, "FULL": 6}),  # attention allows no mixed graph
+        ("full", True, Mode.FULL, {"FULL": 12}),
+    ],
+)
+def test_what_each_mode_captures(
+    shared_executor: ExecutorMaker, mode: str, always: bool, resolved: Mode, counts: dict[str, int]
+) -> None:
+    graphed = shared_executor(mode=mode, always=always).graphed
+    assert graphed.mode.mode is resolved
+    assert set(graphed.plans) == set(graphed.keys)
+    found: dict[str, int] = {}
+    for key in graphed.plans:
+        found[key.runtime_mode.value] = found.get(key.runtime_mode.value, 0) + 1
+    assert found == counts
+    for key, plan in graphed.plans.items():
+        # Two layers: a break for each attention, and segments around them.
+        assert (plan.num_segments, len(plan.breaks)) == ((1, 0) if key.runtime_mode is RuntimeMode.FULL else (3, 2))
+
+
+def test_progress_is_told_of_each_key_twice(tiny_dir: Callable[[str], Path], make_executor: ExecutorMaker) -> None:
+    settings: dict[str, Any] = {"device": "cpu", "max_model_len": 64, "kv_tokens": 64, "max_num_reqs": 2}
+    config = EngineConfig(model=str(tiny_dir("llama")), max_num_batched_tokens=16, **settings)
+    executor = Executor(load_model(config))
+    told: list[GraphKey] = []
+    executor.prepare(on_key=told.append)
+    keys = executor.graphed.keys
+    assert len(keys) == 3 and told == keys + keys and executor.capture_seconds > 0
+    executor.close()
+
+
+def test_sizes_past_the_largest_bucket_are_eager_with_a_reason(make_executor: ExecutorMaker, helpers: Any) -> None:
+    executor = make_executor(mode="full_and_piecewise", decode_sizes=(2,), token_sizes=(8,))
+    make = helpers.BatchMaker(executor)
+    for parts, is_decode, mode, reason in [
+        ([(5, 1)] * 2, True, RuntimeMode.FULL, Reason.EXACT),
+        ([(5, 1)] * 3, True, RuntimeMode.PIECEWISE, Reason.PADDED),
+        ([(0, 8)], False, RuntimeMode.PIECEWISE, Reason.EXACT),
+        ([(0, 9)], False, RuntimeMode.EAGER, Reason.OVER_LARGEST),
+    ]:
+        batch = make(parts, is_decode=is_decode)
+        decision = helpers.decision_for(executor, batch)
+        assert (decision.runtime_mode, decision.reason) == (mode, reason)
+        assert executor.execute(batch).isfinite().all()
+    snapshot = executor.graphed.counters.snapshot()
+    assert snapshot["by_runtime_mode"] == {"FULL": 1, "PIECEWISE": 2, "EAGER": 1}
+
+
+@pytest.mark.parametrize("mode", ["none", "full_and_piecewise"])
+def test_an_exception_in_a_step_leaves_it_repeatable(
+    shared_executor: ExecutorMaker, helpers: Any, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """The model fails half way through, after a layer has written its keys; the same batch then runs as ever."""
+    executor = shared_executor(mode=mode)
+    batch = helpers.BatchMaker(executor)([(4, 9)])
+    before = [flat.clone() for flat in helpers.flat_caches(executor)]
+    expected = executor.execute(batch).clone()
+    for flat, old in zip(helpers.flat_caches(executor), before, strict=True):
+        flat.copy_(old)
+    attend, calls = executor._attention.attend, 0
+
+    def fails_in_the_second_layer(*args: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise RuntimeError("planted")
+        attend(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor._attention, "attend", fails_in_the_second_layer)
+        with pytest.raises(RuntimeError, match="planted"):
+            executor.execute(batch)
+    assert torch.equal(executor.execute(batch), expected)
+
+
+def test_two_executors_do_not_disturb_each_other(make_executor: ExecutorMaker, helpers: Any) -> None:
+    executors = [make_executor(family, mode="full_and_piecewise") for family in ("llama", "qwen3")]
+    batches = []
+    for executor in executors:
+        make = helpers.BatchMaker(executor)
+        batches.append(make([(9 * n + 2, 1) for n in range(3)], is_decode=True))
+    alone = [executor.execute(batch).clone() for executor, batch in zip(executors, batches, strict=True)]
+    for _ in range(2):
+        together = [executor.execute(batch) for executor, batch in zip(executors, batches, strict=True)]
+        assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+    executors[0].close()
+    assert torch.equal(executors[1].execute(batches[1]), alone[1])
+
+
+def test_close_gives_the_memory_back(make_executor: ExecutorMaker, helpers: Any) -> None:
+    executor = make_executor(mode="full_and_piecewise")
+    batch = helpers.BatchMaker(executor)([(9, 1)], is_decode=True)
+    executor.execute(batch)
+    owned = [weakref.ref(executor._caches[0].key.untyped_storage()), weakref.ref(executor._model)]
+    plans = [weakref.ref(plan.outputs) for plan in executor.graphed.plans.values()]
+    assert executor.graphed.backend.memory().reserved_bytes > 0
+    executor.close()
+    executor.close()
+    gc.collect()
+    assert [ref() for ref in owned + plans] == [None] * len(owned + plans)
+    assert executor.graphed.backend.memory().reserved_bytes == 0
+    with pytest.raises(ClosedError):
+        executor.execute(batch)
+
+
+def test_a_cache_that_cannot_be_allocated(tiny_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(**_: Any) -> None:
+        raise torch.OutOfMemoryError("planted")
+
+    monkeypatch.setattr("ostinato.engine.execution.executor.allocate_caches", fails)
+    loaded = load_model(EngineConfig(model=str(tiny_dir("llama")), device="cpu", kv_tokens=64))
+    with pytest.raises(OutOfMemoryError, match="KV cache") as caught:
+        Executor(loaded)
+    assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+
+
+def test_sizes_above_the_limits_are_refused(tiny_dir: Callable[[str], Path]) -> None:
+    for sizes in ({"decode_sizes": (17,)}, {"token_sizes": (513,)}):  # the limits are the CPU's defaults
+        with pytest.raises(ConfigError, match=next(iter(sizes))):
+            load_model(EngineConfig(model=str(tiny_dir("llama")), device="cpu", **sizes))  # type: ignore[arg-type]

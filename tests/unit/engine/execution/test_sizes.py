@@ -1,0 +1,32 @@
+"""Ladders and KV tiers of an engine whose user named none."""
+
+from __future__ import annotations
+
+import pytest
+
+from ostinato.engine.execution.sizes import decode_sizes_for, kv_tiers_for, token_sizes_for
+
+
+@pytest.mark.parametrize(
+    ("largest", "decode", "token"),
+    [
+        (1, (1,), (1,)),
+        (2, (1, 2), (2,)),
+        (6, (1, 2, 4, 6), (6,)),
+        (16, (1, 2, 4, 8, 16), (16,)),
+        (100, (1, 2, 4, 8, 16, 32, 64, 100), (16, 32, 64, 100)),
+    ],
+)
+def test_a_cpu_doubles_up_to_the_peak(largest: int, decode: tuple[int, ...], token: tuple[int, ...]) -> None:
+    assert decode_sizes_for("cpu", largest) == decode
+    assert token_sizes_for("cpu", largest) == token
+
+
+def test_a_gpu_leaves_it_to_the_runtime() -> None:
+    assert decode_sizes_for("cuda", 64) is None and token_sizes_for("cuda", 64) is None
+
+
+@pytest.mark.parametrize(("longest", "tiers"), [(100, (100,)), (256, (256,)), (300, (256, 300)), (2048, (256, 2048))])
+def test_tiers_end_with_the_longest_context(longest: int, tiers: tuple[int, ...]) -> None:
+    assert kv_tiers_for("torch", longest) == tiers
+    assert kv_tiers_for("triton", longest) is None

@@ -1,0 +1,381 @@
+"""The loop with a scripted executor: how requests end, what is delivered when, and what an error may not lose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ostinato.engine.loop import EngineLoop, RequestUpdate
+from ostinato.engine.paging import PageAllocator
+from ostinato.engine.request import FinishReason, Request, SamplingParams
+from ostinato.engine.scheduler import ScheduledBatch, Scheduler
+from ostinato.engine.text import Tokenizer
+from ostinato.errors import EngineError, OutOfMemoryError, RequestError
+from ostinato.telemetry import Event, EventBus, RequestPreempted
+from ostinato.testing.tiny_models import write_tiny_model
+
+VOCAB, EOS = 272, 269
+NAN = math.nan
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.from_directory(write_tiny_model(tmp_path_factory.mktemp("tiny"), has_weights=False))
+
+
+class ScriptedExecutor:
+    """Gives each request the tokens of its script; a script's NaN makes the whole row NaN."""
+
+    def __init__(self) -> None:
+        self.scripts: dict[str, Sequence[float]] = {}
+        self.batches: list[ScheduledBatch] = []
+        self.failures: list[Exception] = []
+
+    def execute(self, batch: ScheduledBatch) -> torch.Tensor:
+        self.batches.append(batch)
+        if self.failures:
+            raise self.failures.pop(0)
+        sampling = [item.request for item in batch.items if item.samples]
+        logits = torch.zeros(len(sampling), VOCAB)
+        for row, request in zip(logits, sampling, strict=True):
+            token = self.scripts[request.request_id][len(request.output_token_ids)]
+            if math.isnan(token):
+                row.fill_(NAN)
+            else:
+                row[int(token)] = 10.0
+        return logits
+
+
+class Bench:
+    """A loop over the scripted executor."""
+
+    def __init__(self, tokenizer: Tokenizer | None, **limits: int) -> None:
+        self.executor = ScriptedExecutor()
+        self.allocator = PageAllocator(limits.pop("num_pages", 100), 4)
+        limits = {"max_num_reqs": 8, "max_num_batched_tokens": 32, "max_model_len": 64, **limits}
+        self.scheduler = Scheduler(allocator=self.allocator, **limits)
+        self.events: list[Event] = []
+        self.loop = EngineLoop(
+            self.executor,
+            self.scheduler,
+            tokenizer=tokenizer,
+            eos_token_ids={EOS},
+            max_model_len=limits["max_model_len"],
+            bus=EventBus(self),
+        )
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+    def add(self, name: str, script: Sequence[float], *, prompt: int = 3, **params: Any) -> Request:
+        request = Request(request_id=name, prompt_token_ids=list(range(prompt)), params=SamplingParams(**params))
+        self.executor.scripts[name] = script
+        self.loop.add(request)
+        return request
+
+    def run(self, *, max_steps: int = 200) -> dict[str, list[RequestUpdate]]:
+        """Step until nothing is left; the updates by request."""
+        found: dict[str, list[RequestUpdate]] = {}
+        for _ in range(max_steps):
+            if not self.loop.has_work():
+                break
+            for update in self.loop.step():
+                found.setdefault(update.request_id, []).append(update)
+        else:
+            pytest.fail("the loop does not end")
+        self.allocator.check_integrity([])
+        assert self.loop._texts == {}, "text state of ended requests is kept"
+        return found
+
+
+BenchMaker = Callable[..., Bench]
+
+
+@pytest.fixture
+def bench(tokenizer: Tokenizer) -> Bench:
+    return Bench(tokenizer)
+
+
+def joined(updates: Sequence[RequestUpdate]) -> tuple[str, list[int], FinishReason | None]:
+    """Text, tokens and the finish reason, which only the last update may have."""
+    assert all(update.finish_reason is None for update in updates[:-1])
+    text = "".join(update.text for update in updates)
+    return text, [token for update in updates for token in update.token_ids], updates[-1].finish_reason
+
+
+def letters(text: str) -> list[int]:
+    """Tokens of an ASCII text, a byte each."""
+    return list(text.encode())
+
+
+# --- how a request ends ---------------------------------------------------------------------------
+
+
+def test_max_tokens(bench: Bench) -> None:
+    bench.add("a", letters("hello"), max_tokens=5)
+    assert joined(bench.run()["a"]) == ("hello", letters("hello"), FinishReason.LENGTH)
+
+
+def test_one_token(bench: Bench) -> None:
+    bench.add("a", letters("h"), max_tokens=1)
+    (update,) = bench.run()["a"]
+    assert (update.text, update.token_ids, update.finish_reason) == ("h", (104,), FinishReason.LENGTH)
+
+
+def test_eos_ends_and_is_no_text(bench: Bench) -> None:
+    bench.add("a", [*letters("ab"), EOS, *letters("cd")])
+    assert joined(bench.run()["a"]) == ("ab", [97, 98, EOS], FinishReason.STOP)
+
+
+def test_eos_as_the_first_token(bench: Bench) -> None:
+    bench.add("a", [EOS])
+    assert joined(bench.run()["a"]) == ("", [EOS], FinishReason.STOP)
+
+
+def test_ignore_eos(bench: Bench) -> None:
+    bench.add("a", [97, EOS, 98, EOS], max_tokens=4, ignore_eos=True)
+    assert joined(bench.run()["a"]) == ("ab", [97, EOS, 98, EOS], FinishReason.LENGTH)
+
+
+def test_stop_token_ids_end_even_where_eos_is_ignored(bench: Bench) -> None:
+    bench.add("a", [97, EOS, 98, 99], ignore_eos=True, stop_token_ids=(98, 5))
+    assert joined(bench.run()["a"]) == ("a", [97, EOS, 98], FinishReason.STOP)
+
+
+def test_a_stop_token_wins_over_the_limit(bench: Bench) -> None:
+    bench.add("a", [97, EOS], max_tokens=2)
+    assert joined(bench.run()["a"])[2] is FinishReason.STOP
+
+
+def test_the_model_length_ends(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, max_model_len=8)
+    bench.add("a", letters("abcdefgh"), prompt=3, max_tokens=50)
+    assert joined(bench.run()["a"]) == ("abcde", letters("abcde"), FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("others", [0, 3])
+def test_a_stop_string_across_tokens(bench: Bench, others: int) -> None:
+    for n in range(others):
+        bench.add(f"other {n}", letters("xSTyyy"), max_tokens=6, stop=("nothing",))
+    bench.add("a", letters("go STOP on"), stop=("STOP", "zzz"))
+    found = bench.run()
+    text, tokens, reason = joined(found["a"])
+    assert (text, reason) == ("go ", FinishReason.STOP)
+    assert tokens == letters("go STOP"), "nothing is computed past the stop string"
+    assert "S" not in "".join(u.text for u in found["a"]), "part of the stop string was let out"
+    for n in range(others):
+        assert joined(found[f"other {n}"]) == ("xSTyyy", letters("xSTyyy"), FinishReason.LENGTH)
+
+
+def test_a_held_back_start_of_a_stop_string_comes_at_the_end(bench: Bench) -> None:
+    bench.add("a", letters("go STO"), max_tokens=6, stop=("STOP",))
+    updates = bench.run()["a"]
+    assert [u.text for u in updates] == ["g", "o", " ", "", "", "STO"]
+    assert joined(updates)[2] is FinishReason.LENGTH
+
+
+def test_held_back_text_comes_before_eos(bench: Bench) -> None:
+    bench.add("a", [*letters("ST"), EOS], stop=("STOP",))
+    assert joined(bench.run()["a"]) == ("ST", [*letters("ST"), EOS], FinishReason.STOP)
+
+
+def test_half_characters_are_held_back(bench: Bench) -> None:
+    emoji = list("é😀".encode())
+    bench.add("a", emoji, max_tokens=len(emoji))
+    assert [u.text for u in bench.run()["a"]] == ["", "é", "", "", "", "😀"]
+
+
+def test_an_unfinished_character_is_shown_at_the_end(bench: Bench) -> None:
+    bench.add("a", [97, 0xF0, 0x9F], max_tokens=3)
+    text, _, reason = joined(bench.run()["a"])
+    assert text.startswith("a\ufffd") and reason is FinishReason.LENGTH
+
+
+# --- abort ------------------------------------------------------------------------------------------
+
+
+def test_abort_in_the_middle(bench: Bench) -> None:
+    bench.add("a", letters("abcdefgh"), max_tokens=8, stop=("cX",))
+    bench.add("b", letters("12345678"), max_tokens=8)
+    for _ in range(3):
+        bench.loop.step()
+    bench.loop.abort("a")
+    bench.loop.abort("a")
+    bench.loop.abort("unknown")
+    assert bench.loop.has_work()
+    found = bench.run()
+    (last,) = found["a"]
+    assert (last.finish_reason, last.token_ids, last.error) == (FinishReason.ABORT, (), None)
+    assert last.text == "c", "what was held back belongs to the caller"
+    assert joined(found["b"]) == ("45678", letters("45678"), FinishReason.LENGTH)
+
+
+def test_abort_of_all_is_delivered_by_a_step_that_computes_nothing(bench: Bench) -> None:
+    bench.add("waits", [1])
+    bench.loop.abort("waits")
+    assert bench.loop.has_work()
+    (update,) = bench.loop.step()
+    assert update.finish_reason is FinishReason.ABORT
+    assert not bench.loop.has_work() and bench.executor.batches == []
+    assert bench.loop.step() == []
+
+
+def test_an_id_may_be_used_again_after_its_request_has_ended(bench: Bench) -> None:
+    bench.add("a", letters("ab"), max_tokens=2)
+    with pytest.raises(RequestError, match="in use"):
+        bench.add("a", letters("cd"), max_tokens=2)
+    bench.executor.scripts["a"] = letters("ab")
+    assert joined(bench.run()["a"])[0] == "ab"
+    bench.add("a", letters("xyz"), max_tokens=3)
+    assert joined(bench.run()["a"])[0] == "xyz"
+
+
+# --- errors -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.0, "seed": 3}, {"logprobs": 2}])
+def test_nan_logits_end_their_request_alone(bench: Bench, params: dict[str, Any]) -> None:
+    before = bench.add("before", letters("1234"), max_tokens=4)
+    bad = bench.add("bad", [97, NAN, 98], max_tokens=4, **params)
+    after = bench.add("after", letters("5678"), max_tokens=4)
+    found = bench.run()
+    *_, last = found["bad"]
+    assert last.finish_reason is FinishReason.ERROR and isinstance(last.error, EngineError)
+    assert "bad" in last.error.message and last.token_ids == ()
+    assert bad.finish_reason is FinishReason.ERROR and bad.error is last.error
+    assert len(bad.output_token_ids) == 1
+    assert joined(found["before"]) == ("1234", letters("1234"), FinishReason.LENGTH)
+    assert joined(found["after"]) == ("5678", letters("5678"), FinishReason.LENGTH)
+    assert before.error is None and after.error is None
+
+
+def test_all_rows_nan(bench: Bench) -> None:
+    for name in "ab":
+        bench.add(name, [NAN])
+    found = bench.run()
+    assert {name: u[-1].finish_reason for name, u in found.items()} == dict.fromkeys("ab", FinishReason.ERROR)
+
+
+def test_an_exception_leaves_the_step_repeatable(bench: Bench) -> None:
+    bench.add("a", letters("abc"), max_tokens=3)
+    bench.add("b", letters("12345"), max_tokens=5, prompt=40)  # two chunks
+    seen = [bench.loop.step()]
+    bench.executor.failures = [RuntimeError("planted"), RuntimeError("planted again")]
+    for words in ("planted", "planted again"):
+        with pytest.raises(RuntimeError, match=words):
+            bench.loop.step()
+    first, second = bench.executor.batches[-2:]
+    assert first.items == second.items, "the same step is scheduled again"
+    found = bench.run()
+    for update in seen[0]:
+        found.setdefault(update.request_id, []).insert(0, update)
+    assert joined(found["a"]) == ("abc", letters("abc"), FinishReason.LENGTH)
+    assert joined(found["b"]) == ("12345", letters("12345"), FinishReason.LENGTH)
+
+
+def test_an_exception_loses_no_update_that_was_due(tokenizer: Tokenizer) -> None:
+    """An abort and a request that can never fit wait for delivery when the step fails."""
+    bench = Bench(tokenizer, num_pages=5)
+    bench.add("runs", letters("ab"), max_tokens=2)
+    bench.add("aborted", letters("xy"), max_tokens=2)
+    bench.add("never fits", [], prompt=40)
+    bench.loop.abort("aborted")
+    bench.executor.failures = [RuntimeError("planted")]
+    with pytest.raises(RuntimeError, match="planted"):
+        bench.loop.step()
+    found = bench.run()
+    assert {name: u[-1].finish_reason for name, u in found.items()} == {
+        "runs": FinishReason.LENGTH,
+        "aborted": FinishReason.ABORT,
+        "never fits": FinishReason.ERROR,
+    }
+
+
+def test_a_request_that_never_fits_is_delivered_with_numbers(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, num_pages=5)  # 16 tokens
+    bench.add("big", [], prompt=17)
+    bench.add("small", letters("ab"), max_tokens=2)
+    found = bench.run()
+    (last,) = found["big"]
+    assert last.finish_reason is FinishReason.ERROR and isinstance(last.error, OutOfMemoryError)
+    assert "17" in last.error.message and "16" in last.error.message
+    assert joined(found["small"]) == ("ab", letters("ab"), FinishReason.LENGTH)
+
+
+def test_a_request_that_outgrows_the_cache_ends_alone(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, num_pages=5)
+    bench.add("grows", letters("x" * 60), max_tokens=60)
+    bench.add("small", letters("ab"), max_tokens=2)
+    found = bench.run()
+    assert isinstance(found["grows"][-1].error, OutOfMemoryError)
+    assert found["grows"][-1].finish_reason is FinishReason.ERROR
+    text = "".join(update.text for update in found["grows"])
+    assert text == "x" * 14, "13 slots besides the prompt, and the token sampled from the last"
+    assert joined(found["small"])[2] is FinishReason.LENGTH
+
+
+# --- what else is delivered ---------------------------------------------------------------------------
+
+
+def test_logprobs(bench: Bench) -> None:
+    request = bench.add("a", letters("abc"), max_tokens=3, logprobs=2)
+    bench.add("plain", letters("abc"), max_tokens=3)
+    found = bench.run()
+    assert all(update.logprobs == () for update in found["plain"])
+    flat = [entry for update in found["a"] for entry in update.logprobs]
+    assert [entry.token_id for entry in flat] == letters("abc") and request.logprobs == flat
+    expected = 10 - math.log(math.exp(10) + VOCAB - 1)
+    for entry in flat:
+        assert entry.rank == 1 and entry.logprob == pytest.approx(expected, abs=1e-5)
+        assert entry.top[0] == (entry.token_id, entry.logprob) and len(entry.top) == 2
+
+
+def test_preemption_is_an_event_and_changes_no_answer(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, num_pages=8)  # 28 tokens for two requests of 23
+    for name in "ab":
+        bench.add(name, letters(name * 20), max_tokens=20)
+    found = bench.run()
+    events = [event for event in bench.events if isinstance(event, RequestPreempted)]
+    assert events and {event.request_id for event in events} == {"b"}, "the youngest gives way"
+    assert all(event.computed_tokens > 0 for event in events)
+    for name in "ab":
+        assert joined(found[name]) == (name * 20, letters(name * 20), FinishReason.LENGTH)
+
+
+def test_chunks_of_a_prompt_bring_nothing(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, max_num_batched_tokens=8)
+    bench.add("a", letters("ab"), max_tokens=2, prompt=20)
+    assert [bench.loop.step() for _ in range(2)] == [[], []]
+    assert [update.text for update in bench.loop.step()] == ["a"]
+
+
+def test_without_a_tokenizer_there_are_tokens_and_no_text() -> None:
+    bench = Bench(None)
+    bench.add("a", [5, 6, EOS], logprobs=0)
+    bench.add("b", [7, 8], max_tokens=2)
+    found = bench.run()
+    assert joined(found["a"]) == ("", [5, 6, EOS], FinishReason.STOP)
+    assert joined(found["b"]) == ("", [7, 8], FinishReason.LENGTH)
+
+
+def test_unseeded_requests_repeat_with_the_engines_seed(tokenizer: Tokenizer) -> None:
+    def run() -> list[int]:
+        bench = Bench(tokenizer)
+        bench.add("a", letters("a" * 30), max_tokens=30, temperature=3.0, ignore_eos=True)
+        return joined(bench.run()["a"])[1]
+
+    first = run()
+    assert run() == first and len(set(first)) > 5
+
+
+def test_nothing_to_do(bench: Bench) -> None:
+    assert not bench.loop.has_work() and bench.loop.step() == []
+
+
+def test_the_tokenizer_of_this_file_has_a_byte_a_token(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    assert tokenizer.decode(letters("go STOP")) == "go STOP" and tokenizer.eos_token_ids == {EOS}

@@ -1,0 +1,85 @@
+"""The capture phase: one thread, collector off, the application's own freeze respected."""
+
+import gc
+import threading
+
+import pytest
+
+from ostinato.errors import CaptureNotAllowedError
+from ostinato.runtime.capture import CaptureGate
+
+
+def test_check_needs_the_phase():
+    gate = CaptureGate()
+    with pytest.raises(CaptureNotAllowedError, match="outside the capture phase"):
+        gate.check()
+    with gate.phase():
+        gate.check()
+    with pytest.raises(CaptureNotAllowedError):
+        gate.check()
+
+
+def test_the_gate_closes_on_an_error_and_nests():
+    gate = CaptureGate()
+    with pytest.raises(ZeroDivisionError), gate.phase():
+        with gate.phase():
+            pass
+        gate.check()
+        assert not gc.isenabled()
+        raise ZeroDivisionError
+    assert gc.isenabled()
+    with pytest.raises(CaptureNotAllowedError):
+        gate.check()
+
+
+def test_the_phase_belongs_to_its_thread():
+    gate, refused = CaptureGate(), []
+
+    def elsewhere():
+        for attempt in (gate.check, gate.phase().__enter__):
+            try:
+                attempt()
+            except CaptureNotAllowedError as error:
+                refused.append(error.message)
+
+    with gate.phase():
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        gate.check()
+    assert refused == ["capture was tried outside the capture phase", "another thread has the capture phase open"]
+
+
+def test_gates_share_one_collector():
+    first, second = CaptureGate().phase(), CaptureGate().phase()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not gc.isenabled(), "the second phase is still open"
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
+
+
+def test_a_disabled_collector_stays_disabled():
+    gc.disable()
+    try:
+        with CaptureGate().phase():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_the_heap_is_frozen_and_a_freeze_of_the_application_kept():
+    count = gc.get_freeze_count()
+    assert count > 0, "the test run froze its imports"
+    with CaptureGate().phase():
+        assert gc.get_freeze_count() == count
+    assert gc.get_freeze_count() == count
+    gc.unfreeze()
+    try:
+        with CaptureGate().phase():
+            assert gc.get_freeze_count() > 0
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()

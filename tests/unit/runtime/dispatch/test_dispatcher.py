@@ -1,0 +1,60 @@
+"""The dispatcher: planned is not captured, blocked is not used, and what is recorded is an event."""
+
+import pytest
+
+from ostinato.runtime.config import GraphConfig
+from ostinato.runtime.dispatch import Dispatcher, Reason
+from ostinato.runtime.keys import LiveBatch, Mode, RuntimeMode
+from ostinato.runtime.planning import plan_keys
+from ostinato.telemetry import EventBus, MemorySink, StepDispatched
+
+LIVE = LiveBatch(num_tokens=3)
+
+
+@pytest.fixture
+def sink():
+    return MemorySink()
+
+
+@pytest.fixture
+def dispatcher(sink):
+    keys = plan_keys(GraphConfig(sizes=(4, 8)), Mode.FULL, max_size=8)
+    return Dispatcher(keys, bus=EventBus(sink))
+
+
+def test_nothing_is_usable_before_capture(dispatcher):
+    decision = dispatcher.decide(LIVE)
+    assert decision.key is None
+    assert decision.reason is Reason.NOT_CAPTURED_YET
+
+
+def test_answers_follow_captures_and_blocks(dispatcher):
+    large, small = dispatcher.keys
+    dispatcher.decide(LIVE)
+    dispatcher.mark_captured(large)
+    assert dispatcher.decide(LIVE).key == large
+    dispatcher.mark_captured(small)
+    assert dispatcher.decide(LIVE).key == small
+    dispatcher.block(small, Reason.QUARANTINED)
+    assert dispatcher.decide(LIVE).key == large
+    dispatcher.block(large, Reason.CAPTURE_FAILED)
+    assert dispatcher.decide(LIVE).reason is Reason.CAPTURE_FAILED
+
+
+def test_answers_are_cached(dispatcher):
+    assert dispatcher.decide(LIVE) is dispatcher.decide(LiveBatch(num_tokens=3))
+
+
+def test_deciding_counts_nothing_and_recording_does(dispatcher, sink):
+    dispatcher.mark_captured(dispatcher.keys[0])
+    decision = dispatcher.decide(LIVE)
+    assert not sink.events
+    dispatcher.record(decision)
+    assert list(sink.events) == [
+        StepDispatched(runtime_mode=RuntimeMode.FULL.value, bucket="8", reason="PADDED", live_tokens=3, padded_tokens=8)
+    ]
+
+
+def test_the_keys_cannot_be_changed_from_outside(dispatcher):
+    dispatcher.keys.clear()
+    assert len(dispatcher.keys) == 2

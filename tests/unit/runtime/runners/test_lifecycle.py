@@ -1,0 +1,50 @@
+"""Bulk capture: in order, each key a transaction, the first error kept."""
+
+import pytest
+
+from ostinato.runtime.keys import GraphKey, RuntimeMode
+from ostinato.runtime.runners import CapturedPlan, capture_all
+from ostinato.telemetry import CaptureFailed, EventBus, GraphCaptured, MemorySink
+
+KEYS = [GraphKey(runtime_mode=RuntimeMode.FULL, num_tokens=n) for n in (8, 4, 2)]
+
+
+def run(backend, errors):
+    """Capture `KEYS`; ``errors`` maps num_tokens to what is raised. Report, events, calls of on_done."""
+    sink, done = MemorySink(), []
+
+    def capture_one(key):
+        backend._gate.check()  # the phase is open
+        if key.num_tokens in errors:
+            raise errors[key.num_tokens]
+        return CapturedPlan(key=key)
+
+    report = capture_all(
+        KEYS, capture_one, backend=backend, bus=EventBus(sink), on_done=lambda key, plan: done.append((key, plan))
+    )
+    return report, list(sink.events), done
+
+
+def test_all_go_well(backend):
+    report, events, done = run(backend, {})
+    assert report.captured == KEYS
+    assert report.first_error is None
+    assert [event.key for event in events if isinstance(event, GraphCaptured)] == [str(key) for key in KEYS]
+    assert [key for key, plan in done if plan is not None] == KEYS
+    assert report.seconds >= 0
+
+
+@pytest.mark.parametrize("error", [RuntimeError(), ValueError(), IndexError(), KeyError(), AssertionError()])
+def test_a_failing_key_is_dropped_alone(backend, error):
+    second = RuntimeError("later")
+    report, events, done = run(backend, {8: error, 2: second})
+    assert report.captured == [KEYS[1]]
+    assert report.failed == {KEYS[0]: error, KEYS[2]: second}
+    assert report.first_error is error
+    assert done == [(KEYS[0], None), (KEYS[1], done[1][1]), (KEYS[2], None)]
+    assert [type(event) for event in events] == [CaptureFailed, GraphCaptured, CaptureFailed]
+
+
+def test_an_interrupt_is_no_failed_key(backend):
+    with pytest.raises(KeyboardInterrupt):
+        run(backend, {4: KeyboardInterrupt()})
