@@ -38,7 +38,7 @@ types: $(VENV)/.dev ## mypy --strict on src
 	$(BIN)/mypy
 
 layers: $(VENV)/.dev ## import contracts: imports point down, no cycles
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 test-slow: $(VENV)/.dev ## the slow tests, those that fetch a model among them
 	$(BIN)/python -m pytest -m "slow and not gpu"

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 __all__ = [
-    "AbortedError",
     "AddressChangedError",
     "BreakOutputError",
     "CaptureError",
@@ -33,8 +32,7 @@ __all__ = [
     "PageIntegrityError",
     "RequestError",
     "RuntimeStateError",
-    "StaleOutputError",
-    "StreamNotJoinedError",
+    "TargetError",
     "UnbrokenOpError",
     "UnknownNameError",
     "UnsupportedArchitectureError",
@@ -111,6 +109,12 @@ class DeviceUnavailableError(ConfigError):
     code = "OST102"
 
 
+class TargetError(ConfigError):
+    """A callable that a tool should examine cannot be found, built or run on its own example."""
+
+    code = "OST103"
+
+
 # --- runtime: capture --------------------------------------------------------------------------
 
 
@@ -148,12 +152,6 @@ class NestedCaptureError(CaptureError):
     """A capture was begun while another is open on this thread."""
 
     code = "OST205"
-
-
-class StreamNotJoinedError(CaptureError):
-    """A side stream was forked in the capture and not joined before its end."""
-
-    code = "OST206"
 
 
 class UnbrokenOpError(CaptureError):
@@ -211,12 +209,6 @@ class FrozenValueError(GuardError):
     """A break's argument that is no tensor changes from run to run, and a replay would go on with the captured one."""
 
     code = "OST305"
-
-
-class StaleOutputError(GuardError):
-    """A view of a graph's output was read after a later replay had overwritten it."""
-
-    code = "OST304"
 
 
 class RuntimeStateError(OstinatoError, RuntimeError):
@@ -280,9 +272,3 @@ class RequestError(OstinatoError, ValueError):
     """One request is bad (too long, empty, token ids or parameters out of range). Others are unharmed."""
 
     code = "OST500"
-
-
-class AbortedError(RequestError):
-    """The request was aborted by its caller."""
-
-    code = "OST501"

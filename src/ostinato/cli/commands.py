@@ -21,7 +21,9 @@ __all__ = ["COMMANDS", "build_command", "load_command"]
 COMMANDS: dict[str, str] = {
     "demo": "Show a burst of requests on graphs, and compare the answers with eager.",
     "errors": "Explain an error code, or list them all.",
+    "explain": "Show which graphs a mode gives here, and why.",
     "generate": "Generate text from prompts, and say how the steps were run.",
+    "inspect": "Show what a captured graph consists of.",
 }
 
 

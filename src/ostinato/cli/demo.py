@@ -17,7 +17,7 @@ import typer
 
 from ostinato.cli.answers import Answer
 from ostinato.cli.burst import Arrival, burst, play
-from ostinato.cli.options import Device, Json, Model
+from ostinato.cli.options import Compile, Device, Json, Mode, Model, Partition
 from ostinato.cli.output import be_lenient, print_json, print_prompt, print_text
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 
@@ -54,6 +54,9 @@ class Played:
 def demo(
     model: Model = DEFAULT_MODEL,
     device: Device = "auto",
+    mode: Mode = "full_and_piecewise",
+    partition: Partition = "breakable",
+    compiler: Compile = "none",
     max_tokens: Annotated[int, typer.Option(help="Most tokens for each answer.")] = 32,
     as_json: Json = False,
 ) -> None:
@@ -62,7 +65,7 @@ def demo(
     Loads a small model, captures its graphs, answers eight chats of which some arrive while others run, and
     prints which graphs the steps replayed and why. Then the same chats run eagerly: the tokens must be the same.
     """
-    config = _config(model, device)
+    config = dataclasses.replace(_config(model, device), mode=mode, partition=partition, compile=compiler)
     arrivals = burst(max_tokens)
     from rich.console import Console
 
@@ -95,7 +98,6 @@ def _config(model: str, device: str) -> EngineConfig:
         model=model,
         device=device,
         dtype="float32",  # in a shorter one, two tokens may tie, and padding then decides which of them wins
-        mode="full_and_piecewise",
         max_model_len=512,
         max_num_reqs=8,
         max_num_batched_tokens=256,

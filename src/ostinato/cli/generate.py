@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ostinato.cli.answers import Answer
-from ostinato.cli.options import ENGINE_PANEL, Device, Dtype, Json, Model
+from ostinato.cli.options import (
+    ENGINE_PANEL,
+    Attention,
+    Compile,
+    Device,
+    Dtype,
+    Json,
+    LoadFormat,
+    Mode,
+    Model,
+    Partition,
+)
 from ostinato.cli.output import print_json, print_prompt, print_text
 from ostinato.cli.prompts import has_chat_template, prompt_error, read_prompts
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
@@ -53,18 +64,13 @@ def generate(
         list[str] | None, typer.Option(help="String that ends a text; may be repeated.", rich_help_panel=SAMPLING_PANEL)
     ] = None,
     model: Model = DEFAULT_MODEL,
-    mode: Annotated[
-        str,
-        typer.Option(
-            help="none, piecewise, full, full_decode_only, full_and_piecewise or auto.", rich_help_panel=ENGINE_PANEL
-        ),
-    ] = "auto",
+    mode: Mode = "auto",
+    partition: Partition = "breakable",
+    compiler: Compile = "none",
     device: Device = "auto",
     dtype: Dtype = "auto",
-    load_format: Annotated[
-        str, typer.Option(help="auto, or dummy (made-up weights).", rich_help_panel=ENGINE_PANEL)
-    ] = "auto",
-    attention: Annotated[str, typer.Option(help="auto, torch or triton.", rich_help_panel=ENGINE_PANEL)] = "auto",
+    load_format: LoadFormat = "auto",
+    attention: Attention = "auto",
     max_model_len: Annotated[
         int | None, typer.Option(help="Tokens a request may hold.", rich_help_panel=ENGINE_PANEL)
     ] = None,
@@ -88,6 +94,8 @@ def generate(
     config = EngineConfig(
         model=model,
         mode=mode,
+        partition=partition,
+        compile=compiler,
         device=device,
         dtype=dtype,
         load_format=load_format,

@@ -10,7 +10,18 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["ENGINE_PANEL", "Device", "Dtype", "Json", "Model"]
+__all__ = [
+    "ENGINE_PANEL",
+    "Attention",
+    "Compile",
+    "Device",
+    "Dtype",
+    "Json",
+    "LoadFormat",
+    "Mode",
+    "Model",
+    "Partition",
+]
 
 ENGINE_PANEL = "Engine"
 
@@ -20,5 +31,27 @@ Model = Annotated[
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.", rich_help_panel=ENGINE_PANEL)]
 Dtype = Annotated[
     str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.", rich_help_panel=ENGINE_PANEL)
+]
+LoadFormat = Annotated[
+    str, typer.Option("--load-format", help="auto, or dummy (made-up weights).", rich_help_panel=ENGINE_PANEL)
+]
+Attention = Annotated[str, typer.Option("--attention", help="auto, torch or triton.", rich_help_panel=ENGINE_PANEL)]
+Mode = Annotated[
+    str,
+    typer.Option(
+        "--mode",
+        help="Which graphs: auto, none, piecewise, full, full_decode_only or full_and_piecewise.",
+        rich_help_panel=ENGINE_PANEL,
+    ),
+]
+Partition = Annotated[
+    str,
+    typer.Option(
+        "--partition", help="How piecewise graphs are made: breakable, fx or inductor.", rich_help_panel=ENGINE_PANEL
+    ),
+]
+Compile = Annotated[
+    str,
+    typer.Option("--compile", help="What compiles inside graphs: none or inductor.", rich_help_panel=ENGINE_PANEL),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else.")]

@@ -27,7 +27,14 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "compile": ("none", "inductor"),
     "attention": ("auto", "torch", "triton"),
 }
-_COUNTS: Final = ("page_size", "max_model_len", "max_num_reqs", "max_num_batched_tokens", "kv_tokens", "compile_max_tokens")
+_COUNTS: Final = (
+    "page_size",
+    "max_model_len",
+    "max_num_reqs",
+    "max_num_batched_tokens",
+    "kv_tokens",
+    "compile_max_tokens",
+)
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 # Defaults by device kind: a CPU is compute-bound at small batches, a GPU wants enough rows to fill it.

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
-from ostinato.engine.execution import Executor, load_model
+from ostinato.engine.execution import Executor, PlanInspection, load_model
 from ostinato.engine.loop import EngineLoop, RequestUpdate
 from ostinato.engine.paging import PageAllocator
 from ostinato.engine.request import FinishReason, Request, SamplingParams, TokenLogprobs, validate_prompt
@@ -230,6 +230,11 @@ class LLM:
             },
             "config": config,
         }
+
+    def inspect(self) -> list[PlanInspection]:
+        """Segments, breaks and bridges of every captured graph, largest first."""
+        graphed = self._require_open().graphed
+        return [graphed.inspect(key) for key in graphed.plans]
 
     def close(self) -> None:
         """Give graphs, cache and weights back. Idempotent."""

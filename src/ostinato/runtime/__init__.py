@@ -13,10 +13,11 @@ if TYPE_CHECKING:
     from ostinato.runtime.breaks import break_graph, graph_break, jit_mark
     from ostinato.runtime.buffers import Slot, Tail
     from ostinato.runtime.config import GraphConfig
-    from ostinato.runtime.dispatch import Decision, Reason
+    from ostinato.runtime.dispatch import Decision, ModeRequest, Reason, ResolvedMode, resolve_mode
     from ostinato.runtime.graphed import Graphed
-    from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch, Mode, Partition, RuntimeMode
+    from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch, Mode, Partition, RuntimeMode, Veto
     from ostinato.runtime.opaque import opaque_op
+    from ostinato.runtime.runners import PlanInspection
 
 __all__ = [
     "CaptureSupport",
@@ -27,15 +28,20 @@ __all__ = [
     "Graphed",
     "LiveBatch",
     "Mode",
+    "ModeRequest",
     "Partition",
+    "PlanInspection",
     "Reason",
+    "ResolvedMode",
     "RuntimeMode",
     "Slot",
     "Tail",
+    "Veto",
     "break_graph",
     "graph_break",
     "jit_mark",
     "opaque_op",
+    "resolve_mode",
 ]
 
 _HOMES = {
@@ -47,15 +53,20 @@ _HOMES = {
     "Graphed": "ostinato.runtime.graphed",
     "LiveBatch": "ostinato.runtime.keys",
     "Mode": "ostinato.runtime.keys",
+    "ModeRequest": "ostinato.runtime.dispatch",
     "Partition": "ostinato.runtime.keys",
+    "PlanInspection": "ostinato.runtime.runners",
     "Reason": "ostinato.runtime.dispatch",
+    "ResolvedMode": "ostinato.runtime.dispatch",
     "RuntimeMode": "ostinato.runtime.keys",
     "Slot": "ostinato.runtime.buffers",
     "Tail": "ostinato.runtime.buffers",
+    "Veto": "ostinato.runtime.keys",
     "break_graph": "ostinato.runtime.breaks",
     "graph_break": "ostinato.runtime.breaks",
     "jit_mark": "ostinato.runtime.breaks",
     "opaque_op": "ostinato.runtime.opaque",
+    "resolve_mode": "ostinato.runtime.dispatch",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -20,6 +20,7 @@ import torch
 from ostinato.errors import ConfigError, JitInCaptureError
 
 __all__ = [
+    "BREAK_NAMESPACE",
     "BreakHandler",
     "BreakPoint",
     "Lowering",
@@ -31,7 +32,11 @@ __all__ = [
     "is_recording",
     "jit_mark",
     "recording",
+    "watching_jit",
 ]
+
+BREAK_NAMESPACE = "ostinato_breaks"
+"""Of the ops that marked functions become for a compiler; whoever watches ops lets these pass."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,6 +80,7 @@ class _ThreadState(threading.local):
     handler: BreakHandler | None = None
     is_recording: bool = False
     is_planning: bool = False
+    on_jit: Callable[[str], None] | None = None
 
 
 _state = _ThreadState()
@@ -103,6 +109,16 @@ def recording() -> Iterator[None]:
         yield
     finally:
         _state.is_recording = previous
+
+
+@contextmanager
+def watching_jit(on_jit: Callable[[str], None]) -> Iterator[None]:
+    """Tell ``on_jit`` of every `jit_mark` that this thread meets, compiled already or not (for the doctor)."""
+    previous, _state.on_jit = _state.on_jit, on_jit
+    try:
+        yield
+    finally:
+        _state.on_jit = previous
 
 
 def is_planning() -> bool:
@@ -194,6 +210,8 @@ def jit_mark(name: str) -> None:
     ``name`` must carry everything that specialises the kernel. Raises `JitInCaptureError` when the first
     call falls into a capture, which would fail on a GPU or record a half-initialised kernel.
     """
+    if _state.on_jit is not None:
+        _state.on_jit(name)
     if name in _compiled:
         return
     if _state.is_recording:

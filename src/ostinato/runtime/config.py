@@ -71,7 +71,8 @@ class GraphConfig:
                 raise UnknownNameError.of(field, str(value), valid)
             object.__setattr__(self, field, kind(value))
         for field, choices in (
-            ("unbroken_attention", ["error", "allow"]), ("outputs", ["copy", "view"]),
+            ("unbroken_attention", ["error", "allow"]),
+            ("outputs", ["copy", "view"]),
             ("ownership", ["recycled", "owned"]),
         ):
             if getattr(self, field) not in choices:

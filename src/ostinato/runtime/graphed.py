@@ -6,7 +6,7 @@ users call it like the callable; an engine writes into `buffers` itself and uses
 
 from __future__ import annotations
 
-import threading
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
@@ -21,7 +21,7 @@ from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, BridgePool, CallLayou
 from ostinato.runtime.capture import CaptureBackend, select_backend
 from ostinato.runtime.config import GraphConfig
 from ostinato.runtime.dispatch import Decision, Dispatcher, ModeRequest, Reason, ResolvedMode, resolve_mode
-from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch, Mode, Partition
+from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch, Partition
 from ostinato.runtime.memory import Ledger
 from ostinato.runtime.nest import map_tensors, tensors
 from ostinato.runtime.planning import plan_keys
@@ -31,6 +31,7 @@ from ostinato.runtime.runners import (
     CaptureReport,
     PlanInspection,
     RowLayout,
+    StepLock,
     capture_all,
     inspect_plan,
     make_runners,
@@ -103,7 +104,9 @@ class Graphed:
             raise ConfigError(f"slots {counting} count requests", fix="set GraphConfig(max_num_reqs=...)")
         self.counters = DispatchCounters()
         self._bus = EventBus(self.counters, LogSink(), *sinks)
-        self.mode: ResolvedMode = resolve_mode(_mode_request(self.config, capture_support, self.device.type))
+        self.mode: ResolvedMode = resolve_mode(
+            ModeRequest.of(self.config, support=capture_support, device_type=self.device.type)
+        )
         self._bus.emit(ModeResolved(asked=self.mode.asked, resolved=self.mode.mode, reason=self.mode.reason))
         self.backend: CaptureBackend = select_backend(self.device)
         self.device = self.backend.device
@@ -124,7 +127,7 @@ class Graphed:
         self._plans: dict[GraphKey, CapturedPlan] = {}
         self._outputs = RowLayout()
         self._stage = _Stage.PLANNED
-        self._lock = threading.Lock()
+        self._lock = StepLock()
 
     # --- life cycle ----------------------------------------------------------------------------
 
@@ -150,11 +153,10 @@ class Graphed:
         with self._lock, torch.no_grad():
             for run in range(num_runs):
                 for key in self.keys:
-                    self._make_ready(key)
-                    outputs = self._runners[key.runtime_mode].warm_up(key, self._bind(key))
-                    self._observe_outputs(key, outputs)
+                    self._warm_up_one(key)
                     if on_key is not None and run == num_runs - 1:
                         on_key(key)
+                self._warm_up_witness()
         if self._after_warm_up is not None:
             self._after_warm_up()
         self._stage = _Stage.WARM
@@ -327,9 +329,17 @@ class Graphed:
         num_reqs = min(key.num_tokens, self._max_sizes[NUM_REQS]) if key.num_reqs is None else key.num_reqs
         return {NUM_TOKENS: key.num_tokens, NUM_REQS: num_reqs}
 
-    def _observe_outputs(self, key: GraphKey, outputs: Any) -> None:
+    def _warm_up_one(self, key: GraphKey) -> None:
+        self._make_ready(key)
+        outputs = self._runners[key.runtime_mode].warm_up(key, self._bind(key))
         for position, tensor in enumerate(tensors(outputs)):
             self._outputs.observe(position, tensor, key.num_tokens)
+
+    def _warm_up_witness(self) -> None:
+        """With one bucket, run one size more: else a state tensor of as many rows would pass for a batch."""
+        sizes = {key.num_tokens for key in self.keys}
+        if len(sizes) == 1 and max(sizes) > 1 and self._prepare is None:
+            self._warm_up_one(dataclasses.replace(self.keys[0], num_tokens=max(sizes) - 1))
 
     def _live_batch(self, found: Mapping[str, torch.Tensor]) -> LiveBatch:
         num_reqs = self._layout.num_rows(found, NUM_REQS)
@@ -358,18 +368,6 @@ class Graphed:
     def _require_open(self) -> None:
         if self._stage is _Stage.CLOSED:
             raise ClosedError("this Graphed was closed", fix="make a new one, or keep the with block open")
-
-
-def _mode_request(config: GraphConfig, support: CaptureSupport, device_type: str) -> ModeRequest:
-    return ModeRequest(
-        mode=Mode(config.mode),
-        partition=Partition(config.partition),
-        compiler=Compiler(config.compile),
-        support=support,
-        uniform_query_len=max(config.uniform_query_lens),
-        knows_requests=config.max_num_reqs is not None,
-        device_type=device_type,
-    )
 
 
 def _live_sizes(live: LiveBatch) -> Sizes:

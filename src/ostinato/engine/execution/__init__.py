@@ -2,5 +2,6 @@
 
 from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.loading import LoadedModel, load_model
+from ostinato.runtime import PlanInspection
 
-__all__ = ["Executor", "LoadedModel", "load_model"]
+__all__ = ["Executor", "LoadedModel", "PlanInspection", "load_model"]

@@ -62,9 +62,7 @@ class Executor:
             device=loaded.device,
             has_qk_norm=model.traits.has_qk_norm,
         )
-        self.kv_tokens = choose_kv_tokens(
-            config, model, element_bytes=loaded.dtype.itemsize, device=loaded.device
-        )
+        self.kv_tokens = choose_kv_tokens(config, model, element_bytes=loaded.dtype.itemsize, device=loaded.device)
         self.num_pages = pages_for_tokens(num_tokens=self.kv_tokens, page_size=config.page_size)
         try:
             self._caches = allocate_caches(

@@ -48,7 +48,9 @@ def find_device(name: str) -> torch.device:
     device = torch.device("cuda" if name == "auto" else name)
     index = torch.cuda.current_device() if device.index is None else device.index
     if index >= torch.cuda.device_count():
-        raise DeviceUnavailableError(f"there is no device {name}", fix=f"use cuda:0 to cuda:{torch.cuda.device_count() - 1}")
+        raise DeviceUnavailableError(
+            f"there is no device {name}", fix=f"use cuda:0 to cuda:{torch.cuda.device_count() - 1}"
+        )
     return torch.device("cuda", index)
 
 

@@ -48,9 +48,7 @@ def live_metadata(batch: ScheduledBatch, slots: dict[str, Tensor], *, page_size:
     )
 
 
-def made_up_metadata(
-    num_tokens: int, *, max_model_len: int, page_size: int, device: torch.device
-) -> AttentionMetadata:
+def made_up_metadata(num_tokens: int, *, max_model_len: int, page_size: int, device: torch.device) -> AttentionMetadata:
     """A prefill of ``num_tokens`` tokens by as few requests as the model length allows, all in the null page."""
     lengths = [max_model_len] * (num_tokens // max_model_len)
     if num_tokens % max_model_len:
@@ -59,9 +57,7 @@ def made_up_metadata(
     return AttentionMetadata(
         num_tokens=num_tokens,
         slot_mapping=torch.zeros(num_tokens, dtype=torch.int64, device=device),
-        block_tables=torch.zeros(
-            (len(lengths), pages_for(max(lengths), page_size)), dtype=torch.int32, device=device
-        ),
+        block_tables=torch.zeros((len(lengths), pages_for(max(lengths), page_size)), dtype=torch.int32, device=device),
         seq_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
         query_start=starts.to(device=device, dtype=torch.int32),
         host_query_lens=tuple(lengths),

@@ -23,7 +23,7 @@ class Tail(StrEnum):
     """What a step leaves in the rows between the live size and the bucket."""
 
     KEEP = "keep"
-    """What the last larger batch left there. Only for values that nothing is indexed with."""
+    """Whatever bytes stand there. Only for values that nothing is indexed with and that no row reads of another."""
     ZERO = "zero"
     FILL = "fill"
 

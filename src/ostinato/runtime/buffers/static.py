@@ -71,7 +71,9 @@ class StaticBuffers:
         """
         over = {axis: size for axis, size in sizes.items() if size > self.max_sizes[axis]}
         if over:
-            raise ConfigError(f"a step of {over} exceeds the static buffers", fix=f"plan for more than {self.max_sizes}")
+            raise ConfigError(
+                f"a step of {over} exceeds the static buffers", fix=f"plan for more than {self.max_sizes}"
+            )
         found = {}
         for name, offset, shape in self._layout(sizes):
             dtype = self.slots[name].dtype

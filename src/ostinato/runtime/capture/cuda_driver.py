@@ -13,7 +13,16 @@ from ostinato.errors import CaptureError
 __all__ = ["count_nodes", "node_names"]
 
 # CUgraphNodeType, cuda.h
-_NODE_TYPES = {0: "kernel", 1: "memcpy", 2: "memset", 3: "host", 4: "graph", 5: "empty", 6: "wait event", 7: "record event"}
+_NODE_TYPES = {
+    0: "kernel",
+    1: "memcpy",
+    2: "memset",
+    3: "host",
+    4: "graph",
+    5: "empty",
+    6: "wait event",
+    7: "record event",
+}
 
 
 class _KernelNodeParams(ctypes.Structure):
@@ -52,14 +61,14 @@ def node_names(graph: int) -> list[str]:
     return [_name(node) for node in nodes]
 
 
-def _name(node: int) -> str:
+def _name(node: int | None) -> str:
     kind = ctypes.c_int(-1)
     _check(_driver().cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)))
     label = _NODE_TYPES.get(kind.value, f"node type {kind.value}")
     return _kernel_name(node) or label if label == "kernel" else label
 
 
-def _kernel_name(node: int) -> str | None:
+def _kernel_name(node: int | None) -> str | None:
     """The kernel's symbol, or None where this driver does not tell (cuFuncGetName came with CUDA 12.3)."""
     params = _KernelNodeParams()
     driver = _driver()

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ostinato.errors import CaptureError, DynamicShapeError, HostSyncError, UnbrokenOpError
+from ostinato.runtime.breaks import BREAK_NAMESPACE
 from ostinato.runtime.ops import UNBROKEN_RULE, BlockReason, OpRule, classify_function, classify_op, op_name
 
 __all__ = ["FunctionWatch", "OpWatch", "refuse", "user_frame"]
@@ -33,7 +34,7 @@ class OpWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self.is_active:
+        if not self.is_active or func.namespace == BREAK_NAMESPACE:  # such an op ends the segment itself
             return func(*args, **kwargs)
         rule = UNBROKEN_RULE if op_name(func) in self.forbidden else classify_op(func, args, kwargs)
         if rule is not None:
@@ -61,12 +62,17 @@ class FunctionWatch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self.is_active:
-            name = _function_name(func, kwargs)
-            is_forbidden = "aten::" + name.removeprefix("torch.") in self.forbidden
-            rule = UNBROKEN_RULE if is_forbidden else classify_function(name)
-            if rule is not None and self._concerns_device(args, kwargs):
+            name, rule = self.judge(func, args, kwargs)
+            if rule is not None:
                 raise refuse(name, rule)
         return func(*args, **kwargs)
+
+    def judge(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, OpRule | None]:
+        """The call's name, and the rule that forbids it on this device."""
+        name = _function_name(func, kwargs)
+        is_forbidden = "aten::" + name.removeprefix("torch.") in self.forbidden
+        rule = UNBROKEN_RULE if is_forbidden else classify_function(name)
+        return name, rule if rule is not None and self._concerns_device(args, kwargs) else None
 
     def _concerns_device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         device = kwargs.get("device")

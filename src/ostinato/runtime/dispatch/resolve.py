@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ostinato.runtime.config import GraphConfig
 from ostinato.runtime.keys import CaptureSupport, Compiler, Mode, Partition
 
 __all__ = ["ModeRequest", "ResolvedMode", "resolve_mode"]
@@ -26,6 +27,19 @@ class ModeRequest:
     knows_requests: bool = False
     """Whether batches declare requests. If not, all batches are alike and "decode" has no meaning."""
     device_type: str = "cuda"
+
+    @classmethod
+    def of(cls, config: GraphConfig, *, support: CaptureSupport, device_type: str) -> ModeRequest:
+        """What ``config`` asks of a callable with this attention on this device."""
+        return cls(
+            mode=Mode(config.mode),
+            partition=Partition(config.partition),
+            compiler=Compiler(config.compile),
+            support=support,
+            uniform_query_len=max(config.uniform_query_lens),
+            knows_requests=config.max_num_reqs is not None,
+            device_type=device_type,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +71,7 @@ def resolve_mode(request: ModeRequest) -> ResolvedMode:
         if compiler is Compiler.INDUCTOR:
             compiler = Compiler.NONE
             reasons.append("compile inductor is none: simulated graphs cannot record Inductor's CPU kernels")
-    return ResolvedMode(
-        asked=request.mode, mode=mode, partition=partition, compiler=compiler, reasons=tuple(reasons)
-    )
+    return ResolvedMode(asked=request.mode, mode=mode, partition=partition, compiler=compiler, reasons=tuple(reasons))
 
 
 def _resolve_mode(request: ModeRequest, reasons: list[str]) -> Mode:

@@ -33,7 +33,7 @@ def plan_keys(
         if mode in (Mode.FULL, Mode.FULL_DECODE_ONLY):
             keys += [GraphKey(runtime_mode=RuntimeMode.FULL, num_tokens=n) for n in sizes]
     elif mode is not Mode.NONE and mode is not Mode.PIECEWISE:
-        keys += _uniform_keys(config, config.max_num_reqs)
+        keys += _uniform_keys(config, config.max_num_reqs, max_size)
         if mode is Mode.FULL:
             keys += _mixed_keys(config, sizes, config.max_num_reqs)
     kept = []
@@ -55,8 +55,7 @@ def _why_unusable(key: GraphKey, config: GraphConfig, max_size: int) -> str | No
     return None
 
 
-def _uniform_keys(config: GraphConfig, max_num_reqs: int) -> list[GraphKey]:
-    reqs = config.decode_sizes or decode_ladder(max_num_reqs)
+def _uniform_keys(config: GraphConfig, max_num_reqs: int, max_size: int) -> list[GraphKey]:
     return [
         GraphKey(
             runtime_mode=RuntimeMode.FULL,
@@ -65,8 +64,9 @@ def _uniform_keys(config: GraphConfig, max_num_reqs: int) -> list[GraphKey]:
             uniform_query_len=query_len,
             kv_tier=tier,
         )
-        for n in reqs
         for query_len in config.uniform_query_lens
+        # The default ladder ends at the most requests that a step of this query length can hold.
+        for n in config.decode_sizes or decode_ladder(max(1, min(max_num_reqs, max_size // query_len)))
         for tier in config.kv_tiers or (None,)
     ]
 

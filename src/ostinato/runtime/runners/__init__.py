@@ -9,6 +9,7 @@ from ostinato.runtime.runners.lifecycle import CaptureReport, capture_all
 from ostinato.runtime.runners.plan import CapturedPlan
 from ostinato.runtime.runners.runner import BoundCall, Call, Runner
 from ostinato.runtime.runners.select import make_runners
+from ostinato.runtime.runners.step_lock import StepLock
 
 __all__ = [
     "BoundCall",
@@ -20,6 +21,7 @@ __all__ = [
     "PlanInspection",
     "RowLayout",
     "Runner",
+    "StepLock",
     "capture_all",
     "inspect_plan",
     "make_runners",

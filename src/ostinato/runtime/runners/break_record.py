@@ -60,4 +60,6 @@ def _plain_arguments(point: BreakPoint, args: tuple[Any, ...], kwargs: dict[str,
     except ValueError:  # a builtin that tells no signature
         bound = {str(position): value for position, value in enumerate(args)} | kwargs
     found = {name + path: leaf for name, value in bound.items() for path, leaf in leaves(value)}
-    return {name: leaf for name, leaf in found.items() if isinstance(leaf, _PLAIN) and not isinstance(leaf, torch.Tensor)}
+    return {
+        name: leaf for name, leaf in found.items() if isinstance(leaf, _PLAIN) and not isinstance(leaf, torch.Tensor)
+    }

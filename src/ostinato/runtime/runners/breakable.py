@@ -58,7 +58,9 @@ class BreakableRunner:
         """See `Runner.capture`."""
         keep = _itself if self._owns_arguments else self._backend.borrow
         record = self._records.get(key, BreakRecord())
-        recorder = _Recorder(self._backend, CapturedPlan(key=key), self._layout, record, self.bridges, self._forbid, keep)
+        recorder = _Recorder(
+            self._backend, CapturedPlan(key=key), self._layout, record, self.bridges, self._forbid, keep
+        )
         try:
             with self._backend.session(), handling_breaks(recorder, is_planning=True):
                 return recorder.record(call)

@@ -18,13 +18,12 @@ import torch
 from torch.fx.node import has_side_effect
 
 from ostinato.errors import UntraceableBreakError
-from ostinato.runtime.breaks import BreakPoint, call_break
+from ostinato.runtime.breaks import BREAK_NAMESPACE, BreakPoint, call_break
 from ostinato.runtime.nest import leaves, map_leaves, skeleton
 
-__all__ = ["NAMESPACE", "BreakLowering", "find_lowering"]
+__all__ = ["BreakLowering", "find_lowering"]
 
-NAMESPACE = "ostinato_breaks"
-_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+_LIBRARY = torch.library.Library(BREAK_NAMESPACE, "FRAGMENT")
 _serial = itertools.count()
 _lowerings: dict[str, BreakLowering] = {}
 
@@ -137,10 +136,10 @@ class BreakLowering:
         _LIBRARY.define(f"{op_name}({', '.join(parts)}) -> {returns}", tags=tags)
         _LIBRARY.impl(op_name, self.run, "CompositeExplicitAutograd")
         rules = [self._size_rules(index) for index in range(len(self._fresh))]
-        torch.library.register_fake(f"{NAMESPACE}::{op_name}", self._fake(list(types), rules), lib=_LIBRARY)
-        op = getattr(getattr(torch.ops, NAMESPACE), op_name).default
+        torch.library.register_fake(f"{BREAK_NAMESPACE}::{op_name}", self._fake(list(types), rules), lib=_LIBRARY)
+        op = getattr(getattr(torch.ops, BREAK_NAMESPACE), op_name).default
         has_side_effect(op)
-        _lowerings[f"{NAMESPACE}::{op_name}"] = self
+        _lowerings[f"{BREAK_NAMESPACE}::{op_name}"] = self
         return op
 
     def run(self, *values: Any) -> Any:
@@ -175,7 +174,7 @@ class BreakLowering:
         for name, shape in arguments[0].items():
             for dim in range(len(shape)):
                 if [observed[name][dim] for observed in arguments] == sizes and (
-                    len(set(sizes)) > 1 or len(sizes) == 1 and dim == 0
+                    len(set(sizes)) > 1 or (len(sizes) == 1 and dim == 0)
                 ):
                     return name, dim
         if len(set(sizes)) == 1:

@@ -9,7 +9,7 @@ whole graph is compiled, fused across breaks, and broken where the compiled code
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -137,7 +137,7 @@ def _inductor(module: torch.fx.GraphModule, example: list[Any]) -> Callable[...,
     from torch._inductor.compile_fx import compile_fx
 
     with config.patch({"triton.cudagraphs": False}):
-        return compile_fx(module, example)  # type: ignore[no-any-return]
+        return cast(Callable[..., Any], compile_fx(module, example))
 
 
 def _compile_pieces(program: SplitProgram) -> None:

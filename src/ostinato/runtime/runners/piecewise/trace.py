@@ -42,7 +42,9 @@ class _Input:
 class TracedProgram:
     """A traced callable. Call it with the same structure of arguments as it was traced with."""
 
-    def __init__(self, run: Callable[..., Any], bindings: list[Callable[[list[torch.Tensor]], Any]], template: Any) -> None:
+    def __init__(
+        self, run: Callable[..., Any], bindings: list[Callable[[list[torch.Tensor]], Any]], template: Any
+    ) -> None:
         self.run = run
         self._bindings = bindings
         self._template = template
@@ -102,7 +104,9 @@ def trace(
         torch._dynamo.reset()
     if "flat" not in seen:
         raise UntraceableError("the callable holds no tensor work to trace", fix="use partition='breakable'")
-    return TracedProgram(seen["run"], _bind(seen["module"], seen["flat"], given), _template(result, seen["outputs"], given))
+    return TracedProgram(
+        seen["run"], _bind(seen["module"], seen["flat"], given), _template(result, seen["outputs"], given)
+    )
 
 
 def _bind(
