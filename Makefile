@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --constraint constraints.txt --editable
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu lint format types layers wheel-test docs bench check constraints clean
+.PHONY: help demo test test-slow test-gpu test-gpu-slow lint format types layers wheel-test docs bench check constraints clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -45,7 +45,10 @@ test-slow: $(VENV)/.dev ## the slow tests, those that fetch a model among them
 
 # GPU_PYTHON=python3 runs with an interpreter that has torch and pytest already, without a .venv.
 test-gpu: $(if $(GPU_PYTHON),,$(VENV)/.dev) ## the tests that need a CUDA device
-	PYTHONPATH=src $(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m gpu
+	PYTHONPATH=src $(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m "gpu and not slow"
+
+test-gpu-slow: $(if $(GPU_PYTHON),,$(VENV)/.dev) ## every kernel in every dtype and shape: minutes of compiling
+	PYTHONPATH=src $(or $(GPU_PYTHON),$(BIN)/python) -m pytest -m "gpu and slow"
 
 wheel-test: $(VENV)/.dev ## build the wheel and use it without the source tree
 	$(BIN)/python -m pytest -m slow tests/boundaries/test_wheel.py

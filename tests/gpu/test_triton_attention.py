@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import pytest
@@ -31,6 +33,21 @@ PAGE_SIZE = 16
 DEVICE = "cuda"
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 HEADS = [(32, 8), (9, 3), (14, 2), (4, 4)]
+F32, BF16, F16 = TOLERANCE
+VARLEN_LENS = [([600, 1, 30], [600, 900, 64]), ([1, 1], [1, 500]), ([33], [1033])]
+FUSED_STEPS = [  # query and context lengths, uniform query length, padded requests and rows
+    (([1] * 4, [1, 2, 900, 4000]), 1, (2, 2)),
+    (([1] * 40, [17 * n + 1 for n in range(40)]), 1, (0, 0)),
+    (([3] * 2, [40, 333]), 3, (1, 3)),
+    (([50, 1], [50, 77]), None, (1, 5)),
+]
+
+
+def all_of(*axes: Sequence, quick: list[tuple]):
+    """Every combination; those not in ``quick`` are slow, since nearly each one compiles kernels of its own."""
+    cases = list(itertools.product(*axes))
+    assert all(case in cases for case in quick)
+    return [pytest.param(*case, marks=() if case in quick else pytest.mark.slow) for case in cases]
 
 
 class Step:
@@ -135,10 +152,27 @@ def backend():
     return get_attention_backend("triton", DEVICE)
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("query_len", [1, 4])
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "heads", "query_len"),
+    all_of(
+        TOLERANCE,
+        [32, 64, 128, 256],
+        HEADS,
+        [1, 4],
+        quick=[
+            (F32, 64, (32, 8), 1),
+            (F32, 128, (9, 3), 1),
+            (F32, 64, (4, 4), 4),
+            (BF16, 64, (9, 3), 1),
+            (BF16, 128, (4, 4), 1),
+            (BF16, 64, (32, 8), 1),
+            (BF16, 64, (32, 8), 4),
+            (BF16, 128, (9, 3), 4),
+            (F16, 64, (4, 4), 1),
+            (F16, 128, (32, 8), 1),
+        ],
+    ),
+)
 def test_decode(backend, dtype, head_dim, heads, query_len):
     step = Step(
         [query_len] * 3,
@@ -152,29 +186,53 @@ def test_decode(backend, dtype, head_dim, heads, query_len):
     step.check(step.attend(backend), step.expected())
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("head_dim", [32, 64, 128, 256])
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("lens", [([600, 1, 30], [600, 900, 64]), ([1, 1], [1, 500]), ([33], [1033])])
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "heads", "lens"),
+    all_of(
+        TOLERANCE,
+        [32, 64, 128, 256],
+        HEADS,
+        VARLEN_LENS,
+        quick=[
+            *((BF16, 64, (32, 8), lens) for lens in VARLEN_LENS),
+            (F32, 64, (9, 3), VARLEN_LENS[0]),
+            (F32, 128, (4, 4), VARLEN_LENS[1]),
+            (F32, 64, (32, 8), VARLEN_LENS[2]),
+            (BF16, 128, (9, 3), VARLEN_LENS[0]),
+            (BF16, 128, (4, 4), VARLEN_LENS[2]),
+            (F16, 64, (4, 4), VARLEN_LENS[0]),
+            (F16, 128, (32, 8), VARLEN_LENS[1]),
+        ],
+    ),
+)
 def test_varlen(backend, dtype, head_dim, heads, lens):
     step = Step(*lens, heads=heads, head_dim=head_dim, dtype=dtype, padded=(1, 9))
     step.check(step.attend(backend), step.expected())
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize(
-    ("lens", "uniform", "padded"),
-    [
-        (([1] * 4, [1, 2, 900, 4000]), 1, (2, 2)),
-        (([1] * 40, [17 * n + 1 for n in range(40)]), 1, (0, 0)),
-        (([3] * 2, [40, 333]), 3, (1, 3)),
-        (([50, 1], [50, 77]), None, (1, 5)),
-    ],
+    ("dtype", "head_dim", "heads", "has_norm", "shape"),
+    all_of(
+        TOLERANCE,
+        [64, 128],
+        HEADS,
+        [False, True],
+        FUSED_STEPS,
+        quick=[
+            *((BF16, 64, (32, 8), False, step) for step in FUSED_STEPS),
+            (BF16, 128, (9, 3), True, FUSED_STEPS[0]),
+            (BF16, 128, (9, 3), True, FUSED_STEPS[3]),
+            (F32, 64, (9, 3), True, FUSED_STEPS[0]),
+            (F32, 64, (9, 3), True, FUSED_STEPS[3]),
+            (F32, 128, (32, 8), False, FUSED_STEPS[1]),
+            (F16, 64, (32, 8), True, FUSED_STEPS[2]),
+            (F16, 128, (4, 4), False, FUSED_STEPS[0]),
+            (F16, 128, (4, 4), False, FUSED_STEPS[3]),
+        ],
+    ),
 )
-def test_fused(backend, dtype, head_dim, heads, has_norm, lens, uniform, padded):
+def test_fused(backend, dtype, head_dim, heads, has_norm, shape):
+    lens, uniform, padded = shape
     step = Step(*lens, heads=heads, head_dim=head_dim, dtype=dtype, uniform=uniform, padded=padded)
     norms = [torch.rand(head_dim, device=DEVICE).to(dtype) + 0.5 for _ in range(2)] if has_norm else [None, None]
     expected = step.expected(q_norm=norms[0], k_norm=norms[1], is_rotated=True)
@@ -265,9 +323,15 @@ def test_nothing_compiles_after_warm_up(backend):
     assert count() == before
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("size", [576, 2048, 4096])
-@pytest.mark.parametrize("rows", [1, 37])
+@pytest.mark.parametrize(
+    ("dtype", "size", "rows"),
+    all_of(
+        TOLERANCE,
+        [576, 2048, 4096],
+        [1, 37],
+        quick=[(F32, 576, 37), (F32, 2048, 1), (BF16, 576, 1), (BF16, 2048, 37), (BF16, 4096, 37), (F16, 2048, 1)],
+    ),
+)
 def test_layers(dtype, size, rows):
     tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
     norm = RMSNorm(size, 1e-5).to(DEVICE, dtype)

@@ -133,17 +133,17 @@ class Executor:
         sizes = self.graphed.sizes(decision)
         fill_batch(self._staging.open(sizes), batch, page_size=self._page_size)
         self._staging.upload(sizes)
+        all_sample = all(item.samples for item in batch.items)
+        if decision.runtime_mode is RuntimeMode.FULL:  # the graph has its metadata in the buffers
+            with torch.inference_mode():
+                logits: Tensor = self.graphed.run(decision)[: batch.num_reqs]  # a mixed graph fills all request slots
+                return logits if all_sample else logits[_sampling(batch)]
         slots = self.graphed.buffers.views(sizes)
         context = self._with(live_metadata(batch, slots, page_size=self._page_size))
         with torch.inference_mode(), set_forward_context(context):
-            output: Tensor = self.graphed.run(decision)
-            if decision.runtime_mode is RuntimeMode.FULL:
-                output = output[: batch.num_reqs]  # of a mixed batch's graph, all request slots come back
-                return output if all(i.samples for i in batch.items) else output[_sampling(batch)]
+            hidden: Tensor = self.graphed.run(decision)
             rows = slots["sampled_rows"][: batch.num_reqs]
-            if not all(i.samples for i in batch.items):
-                rows = rows[_sampling(batch)]
-            return self._model.compute_logits(output[rows])
+            return self._model.compute_logits(hidden[rows if all_sample else rows[_sampling(batch)]])
 
     def forward(
         self,

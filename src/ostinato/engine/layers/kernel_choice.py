@@ -18,4 +18,4 @@ def _has_triton() -> bool:
 
 def takes_triton(x: Tensor) -> bool:
     """True on CUDA where triton is installed; a compiler gets the torch form, which it can fuse with its neighbours."""
-    return x.is_cuda and _has_triton() and not torch.compiler.is_compiling()
+    return not torch.compiler.is_compiling() and x.is_cuda and _has_triton()

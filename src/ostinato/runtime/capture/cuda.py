@@ -23,7 +23,7 @@ from ostinato.runtime.breaks import recording
 from ostinato.runtime.capture.backend import CapturedGraph, PoolMemory
 from ostinato.runtime.capture.cuda_driver import count_nodes, node_names
 from ostinato.runtime.capture.gate import CaptureGate
-from ostinato.runtime.capture.watch import OpWatch, user_frame
+from ostinato.runtime.capture.watch import OpWatch, raising_frame, user_frame
 from ostinato.runtime.nest import tensors
 
 __all__ = ["CudaBackend", "CudaGraph"]
@@ -265,7 +265,9 @@ class CudaBackend:
         return self._open is not None
 
     def memory(self) -> PoolMemory:
-        """See `CaptureBackend.memory`. Reserved bytes are those of the pool that the process shares."""
+        """See `CaptureBackend.memory`. Bytes are those of the pool that the process shares, if we have graphs in it."""
+        if self._num_graphs == 0:
+            return PoolMemory(reserved_bytes=0, num_graphs=0)
         segments = torch.cuda.memory_snapshot()
         pools = {tuple(pool.handle) for pool in self._shared.pools}
         reserved = sum(s["total_size"] for s in segments if tuple(s.get("segment_pool_id", ())) in pools)
@@ -311,4 +313,5 @@ def _typed(error: RuntimeError) -> BaseException:
     return HostSyncError(
         "the device refused a call in a capture: " + text.splitlines()[0],
         fix="move the call into a @graph_break function, or do it during warm_up",
+        at=raising_frame(error),
     )

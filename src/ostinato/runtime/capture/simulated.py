@@ -58,7 +58,7 @@ class SimulatedGraph:
             raise ClosedError("this graph was closed", fix="capture again, or keep the owner open while replaying")
         for external in self._externals:
             external.poison_if_dead()
-        with torch.no_grad():
+        with torch.inference_mode():  # what was captured in inference mode can be written in it alone
             for call in self._calls:
                 call()
 

@@ -8,6 +8,8 @@ Kernels launched past the dispatcher (Triton, ctypes) are not seen here; the dev
 from __future__ import annotations
 
 import sys
+import traceback
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from ostinato.errors import CaptureError, DynamicShapeError, HostSyncError, Unbr
 from ostinato.runtime.breaks import BREAK_NAMESPACE
 from ostinato.runtime.ops import UNBROKEN_RULE, BlockReason, OpRule, classify_function, classify_op, op_name
 
-__all__ = ["FunctionWatch", "OpWatch", "refuse", "user_frame"]
+__all__ = ["FunctionWatch", "OpWatch", "raising_frame", "refuse", "user_frame"]
 
 
 class OpWatch(TorchDispatchMode):
@@ -106,12 +108,23 @@ def refuse(what: str, rule: OpRule) -> CaptureError:
 
 def user_frame() -> str:
     """``file:line`` of the innermost frame outside torch and this package's runtime."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if not (module == "torch" or module.startswith(("torch.", "ostinato.runtime.", "contextlib", "functools"))):
+        if _is_users(frame):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        if frame.f_back is None:
-            break
         frame = frame.f_back
     return "unknown"
+
+
+def raising_frame(error: BaseException) -> str:
+    """``file:line`` of the innermost user frame that ``error`` came through."""
+    found = "unknown"
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if _is_users(frame):
+            found = f"{frame.f_code.co_filename}:{line}"
+    return found
+
+
+def _is_users(frame: FrameType) -> bool:
+    module = frame.f_globals.get("__name__", "")
+    return not (module == "torch" or module.startswith(("torch.", "ostinato.runtime.", "contextlib", "functools")))
