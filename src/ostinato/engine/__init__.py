@@ -8,8 +8,9 @@ from ostinato._lazy import lazy_names
 
 if TYPE_CHECKING:
     from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
-    from ostinato.engine.llm import LLM, RequestOutput
+    from ostinato.engine.llm import LLM
     from ostinato.engine.loop import RequestUpdate
+    from ostinato.engine.outputs import RequestOutput
     from ostinato.engine.request import FinishReason, SamplingParams
 
 __all__ = [
@@ -27,7 +28,7 @@ _HOMES = {
     "EngineConfig": "ostinato.engine.config",
     "FinishReason": "ostinato.engine.request",
     "LLM": "ostinato.engine.llm",
-    "RequestOutput": "ostinato.engine.llm",
+    "RequestOutput": "ostinato.engine.outputs",
     "RequestUpdate": "ostinato.engine.loop",
     "SamplingParams": "ostinato.engine.request",
 }

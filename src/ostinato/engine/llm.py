@@ -8,52 +8,27 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.execution import Executor, PlanInspection, load_model
 from ostinato.engine.loop import EngineLoop, RequestUpdate
+from ostinato.engine.outputs import RequestOutput, UpdateRouter
 from ostinato.engine.paging import PageAllocator
-from ostinato.engine.request import FinishReason, Request, SamplingParams, TokenLogprobs, validate_prompt
+from ostinato.engine.request import FinishReason, Request, SamplingParams, validate_prompt
 from ostinato.engine.scheduler import Scheduler
 from ostinato.engine.text import Tokenizer
 from ostinato.engine.weights import ProgressReporter
 from ostinato.engine.weights.progress import reporting
-from ostinato.errors import ClosedError, ConfigError, OstinatoError, RequestError
+from ostinato.errors import ClosedError, ConfigError, RequestError
 from ostinato.telemetry import EventBus, Sink
 
-__all__ = ["LLM", "RequestOutput"]
+__all__ = ["LLM"]
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
-
-
-@dataclass
-class RequestOutput:
-    """One request's answer."""
-
-    request_id: str
-    prompt: str | None
-    """As given; None for a prompt of token ids. A chat's is the rendered template."""
-    prompt_token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    error: OstinatoError | None = None
-    """Why there is no (or no complete) answer; ``finish_reason`` is ERROR then."""
-
-    def extend(self, update: RequestUpdate) -> None:
-        """Add what one step brought."""
-        self.text += update.text
-        self.token_ids.extend(update.token_ids)
-        self.logprobs.extend(update.logprobs)
-        self.finish_reason = update.finish_reason or self.finish_reason
-        self.error = update.error or self.error
 
 
 class LLM:
@@ -120,9 +95,7 @@ class LLM:
             bus=EventBus(*sinks),
         )
         self._serial = itertools.count()
-        # Whichever call runs a step, its updates reach the call that waits for them.
-        self._receivers: dict[str, Callable[[RequestUpdate], None]] = {}
-        self._unread: list[RequestUpdate] = []  # of requests added one by one, brought by other calls' steps
+        self._updates = UpdateRouter(self._loop, self._require_open)
 
     # --- whole answers -------------------------------------------------------------------------
 
@@ -142,7 +115,7 @@ class LLM:
         many: list[Prompt] = [prompts] if is_one else list(prompts)  # type: ignore[list-item, arg-type]
         if many and all(isinstance(p, int) for p in many):
             many = [many]  # type: ignore[list-item]  # one prompt of token ids
-        return self._run_all(many, params, self.add_request)
+        return self._run_all(many, params, self._encode)
 
     def chat(
         self,
@@ -157,7 +130,7 @@ class LLM:
         """
         is_one = bool(conversations) and isinstance(conversations[0], Mapping)
         many: list[Any] = [conversations] if is_one else list(conversations)
-        return self._run_all(many, params, self.add_chat)
+        return self._run_all(many, params, self._encode_chat)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestUpdate]:
         """Answer one prompt update by update. Leaving the iterator early aborts the request.
@@ -165,11 +138,11 @@ class LLM:
         Raises:
             RequestError: the prompt cannot be run.
         """
-        return self._stream(self.add_request(prompt, params))
+        return self._updates.follow(self.add_request(prompt, params))
 
     def stream_chat(self, messages: Messages, params: SamplingParams | None = None) -> Iterator[RequestUpdate]:
         """Like `stream`, for one conversation."""
-        return self._stream(self.add_chat(messages, params))
+        return self._updates.follow(self.add_chat(messages, params))
 
     # --- step by step --------------------------------------------------------------------------
 
@@ -187,21 +160,16 @@ class LLM:
         self, messages: Messages, params: SamplingParams | None = None, *, request_id: str | None = None
     ) -> str:
         """Queue a conversation, rendered by the model's chat template; its id."""
-        if self.tokenizer is None:
-            raise RequestError("this model has no tokenizer, so no chat template", fix="send token ids to add_request")
-        if not isinstance(messages, Iterable) or not all(isinstance(m, Mapping) for m in messages):
-            raise RequestError("a conversation is a list of messages", fix='send [{"role": ..., "content": ...}, ...]')
-        return self._add(_encoded(self.tokenizer.encode_chat, [dict(m) for m in messages]), params, request_id)
+        return self._add(self._encode_chat(messages), params, request_id)
 
     def step(self) -> list[RequestUpdate]:
         """Run one engine step over all queued requests; updates of those that were added one by one."""
-        updates = self._advance()
-        updates, self._unread = self._unread + updates, []
-        return updates
+        self._updates.step()
+        return self._updates.take_unread()
 
     def has_work(self) -> bool:
         """Whether a request is in progress or an update undelivered."""
-        return bool(self._unread) or self._loop.has_work()
+        return self._updates.has_unread or self._loop.has_work()
 
     def abort(self, request_id: str) -> None:
         """End a request; its last update says ABORT."""
@@ -254,7 +222,7 @@ class LLM:
         self,
         inputs: list[Any],
         params: SamplingParams | Sequence[SamplingParams] | None,
-        add: Callable[[Any, SamplingParams | None], str],
+        encode: Callable[[Any], list[int]],
     ) -> list[RequestOutput]:
         each = list(params) if isinstance(params, Sequence) else [params] * len(inputs)
         if len(each) != len(inputs):
@@ -263,53 +231,22 @@ class LLM:
         try:
             for item, one in zip(inputs, each, strict=True):
                 output = RequestOutput(request_id="", prompt=item if isinstance(item, str) else None)
+                outputs.append(output)
                 try:
-                    output.request_id = add(item, one)
-                    self._receivers[output.request_id] = output.extend
+                    output.prompt_token_ids = encode(item)
+                    output.request_id = self._add(output.prompt_token_ids, one, None)
+                    self._updates.register(output.request_id, output.extend)
                 except RequestError as error:
                     output.finish_reason, output.error = FinishReason.ERROR, error
-                outputs.append(output)
             for output in outputs:
                 while output.finish_reason is None:
-                    self._unread += self._advance()
+                    self._updates.step()
         except BaseException:  # nobody will read the answers
             for output in outputs:
-                if output.finish_reason is None:
+                if output.request_id and output.finish_reason is None:
                     self.abort(output.request_id)
             raise
         return outputs
-
-    def _stream(self, request_id: str) -> Iterator[RequestUpdate]:
-        updates = self._follow(request_id)
-        next(updates)  # a generator that never ran would not clean up either
-        return updates
-
-    def _follow(self, request_id: str) -> Iterator[RequestUpdate]:
-        mail: deque[RequestUpdate] = deque()
-        self._receivers[request_id] = mail.append
-        is_done = False
-        try:
-            yield RequestUpdate(request_id=request_id)
-            while not is_done:
-                while not mail:
-                    self._unread += self._advance()
-                update = mail.popleft()
-                is_done = update.finish_reason is not None
-                yield update
-        finally:
-            if not is_done:
-                self.abort(request_id)
-
-    def _advance(self) -> list[RequestUpdate]:
-        """Run a step and hand its updates to those who wait for them; the others are returned."""
-        self._require_open()
-        others: list[RequestUpdate] = []
-        for update in self._loop.step():
-            receive = self._receivers.get(update.request_id, others.append)
-            if update.finish_reason is not None:
-                self._receivers.pop(update.request_id, None)
-            receive(update)
-        return others
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -320,6 +257,13 @@ class LLM:
             got = type(prompt).__name__
             raise RequestError(f"a prompt cannot be of type {got}", fix="send a text or a list of token ids")
         return list(prompt)  # type: ignore[arg-type]  # a str has been dealt with
+
+    def _encode_chat(self, messages: Messages) -> list[int]:
+        if self.tokenizer is None:
+            raise RequestError("this model has no tokenizer, so no chat template", fix="send token ids to add_request")
+        if not isinstance(messages, Iterable) or not all(isinstance(m, Mapping) for m in messages):
+            raise RequestError("a conversation is a list of messages", fix='send [{"role": ..., "content": ...}, ...]')
+        return _encoded(self.tokenizer.encode_chat, [dict(m) for m in messages])
 
     def _add(self, token_ids: list[int], params: SamplingParams | None, request_id: str | None) -> str:
         self._require_open()

@@ -88,7 +88,7 @@ def llm(shared: LLMMaker) -> Iterator[LLM]:
         unread += engine.step()
     assert left == unread == [], "the test left work behind"
     check_pages(engine)
-    assert engine._receivers == {}
+    assert engine._updates.num_receivers == 0
 
 
 def check_pages(engine: LLM) -> None:
