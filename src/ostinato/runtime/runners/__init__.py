@@ -1,6 +1,7 @@
 """Ways to execute one callable: eager, one full graph, or segments between breaks."""
 
 from ostinato.runtime.runners.breakable import BreakableRunner
+from ostinato.runtime.runners.delivery import Delivery
 from ostinato.runtime.runners.eager import run_eager
 from ostinato.runtime.runners.full import FullRunner
 from ostinato.runtime.runners.inspection import PlanInspection, inspect_plan
@@ -17,6 +18,7 @@ __all__ = [
     "Call",
     "CaptureReport",
     "CapturedPlan",
+    "Delivery",
     "FullRunner",
     "PlanInspection",
     "RowLayout",

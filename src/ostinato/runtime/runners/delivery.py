@@ -1,0 +1,46 @@
+"""`Delivery`: from a plan's padded outputs to what the caller gets.
+
+Slices what has one row a token to the live size, and copies or lends: a lent output is the graph's own
+memory and holds until the next step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ostinato.runtime.nest import map_tensors, tensors
+from ostinato.runtime.runners.layout import RowLayout
+
+__all__ = ["Delivery"]
+
+
+class Delivery:
+    """Learns from warm-up which outputs are batch-major.
+
+    Args:
+        copies: whether the caller gets tensors of its own.
+    """
+
+    def __init__(self, *, copies: bool) -> None:
+        self._copies = copies
+        self._layout = RowLayout()
+
+    def observe(self, outputs: Any, num_rows: int) -> None:
+        """Take in the outputs of a run of ``num_rows`` rows."""
+        for position, tensor in enumerate(tensors(outputs)):
+            self._layout.observe(position, tensor, num_rows)
+
+    def deliver(self, outputs: Any, num_live: int) -> Any:
+        """The outputs of a replay that had ``num_live`` real rows."""
+        position = -1
+
+        def cut(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal position
+            position += 1
+            if self._layout.is_batch_major(position):
+                tensor = tensor[:num_live]
+            return tensor.clone() if self._copies else tensor
+
+        return map_tensors(outputs, cut)
