@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch
 
-from ostinato.errors import CaptureError, ClosedError, ConfigError, RuntimeStateError
+from ostinato.errors import CaptureError, ClosedError, ConfigError, OstinatoError, RuntimeStateError
 from ostinato.runtime.breaks import is_planning, is_recording
 from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, BridgePool, CallLayout, Sizes, Slot, Staging, StaticBuffers
 from ostinato.runtime.capture import CaptureBackend, select_backend
@@ -23,14 +23,14 @@ from ostinato.runtime.config import GraphConfig
 from ostinato.runtime.dispatch import Decision, Dispatcher, ModeRequest, Reason, ResolvedMode, resolve_mode
 from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch, Partition
 from ostinato.runtime.memory import Ledger
-from ostinato.runtime.nest import map_tensors, tensors
-from ostinato.runtime.planning import plan_keys
+from ostinato.runtime.nest import tensors
+from ostinato.runtime.planning import largest_size, plan_keys
 from ostinato.runtime.runners import (
     BoundCall,
     CapturedPlan,
     CaptureReport,
+    Delivery,
     PlanInspection,
-    RowLayout,
     StepLock,
     capture_all,
     inspect_plan,
@@ -63,7 +63,8 @@ class Graphed:
         device: where it runs; by default where the example's tensors are.
         capture_support: the weakest level among the attention that ``fn`` calls.
         prepare: called before each warm-up run and each capture of a key, to build fresh metadata for it.
-        after_warm_up: called once after all warm-up, to undo what it changed in the callable's own state.
+        after_warm_up: called once after all warm-up, to undo what it changed in the callable's own state; where the
+            callable is traced, before each traced run as well.
         sinks: more receivers of telemetry events.
 
     Raises:
@@ -98,7 +99,7 @@ class Graphed:
         self.device = torch.device(device) if device is not None else found[0].device if found else torch.device("cpu")
         self._prepare = prepare
         self._after_warm_up = after_warm_up
-        max_size = self._largest_size(found)
+        max_size = largest_size(self.config, next((t.shape[0] for t in found if t.dim() > 0), None))
         counting = [name for name, slot in self._layout.slots.items() if slot.axis == NUM_REQS]
         if counting and self.config.max_num_reqs is None:
             raise ConfigError(f"slots {counting} count requests", fix="set GraphConfig(max_num_reqs=...)")
@@ -123,9 +124,10 @@ class Graphed:
             allow_unbroken_attention=self.config.unbroken_attention == "allow",
             owns_arguments=self.config.ownership == "owned",
             bridges=self._bridges,
+            before_trace=after_warm_up,
         )
         self._plans: dict[GraphKey, CapturedPlan] = {}
-        self._outputs = RowLayout()
+        self._delivery = Delivery(copies=self.config.outputs == "copy")
         self._stage = _Stage.PLANNED
         self._lock = StepLock()
 
@@ -168,7 +170,7 @@ class Graphed:
         Raises:
             RuntimeStateError: before `warm_up`, or a second time.
             CaptureError: no key at all could be captured; the first key's error is its cause, or is raised
-                itself if it is a `CaptureError` already.
+                itself if it is an `OstinatoError` already.
         """
         self._require(_Stage.WARM, step="capture")
 
@@ -186,7 +188,7 @@ class Graphed:
         self._stage = _Stage.CAPTURED
         if report.failed and not report.captured:
             first = report.first_error
-            if isinstance(first, CaptureError):
+            if isinstance(first, OstinatoError):
                 raise first
             raise CaptureError("no key could be captured", fix="see the cause; it is the first key's error") from first
         return report
@@ -266,6 +268,12 @@ class Graphed:
             args, kwargs = self._layout.join(self.buffers.views(self.sizes(decision)))
             return run_eager(lambda: self._fn(*args, **kwargs))
 
+    def made_up_call(self, key: GraphKey) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with which ``key`` is warmed up and captured, prepared; for looking at the callable alone."""
+        self._require_open()
+        self._make_ready(key)
+        return self._layout.join(self.buffers.views(self.key_sizes(key)))
+
     def memory(self) -> Ledger:
         """Bytes by owner, measured now. The graph pool is shared by all `Graphed` of one CUDA device."""
         ledger = Ledger()
@@ -294,16 +302,7 @@ class Graphed:
         live = decision.live
         outputs = plan.replay(live.num_tokens)
         self._dispatcher.record(decision)
-        position = -1
-
-        def deliver(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal position
-            position += 1
-            if self._outputs.is_batch_major(position):
-                tensor = tensor[: live.num_tokens]
-            return tensor.clone() if self.config.outputs == "copy" else tensor
-
-        return map_tensors(outputs, deliver)
+        return self._delivery.deliver(outputs, live.num_tokens)
 
     def _capture_one(self, key: GraphKey) -> CapturedPlan:
         self._make_ready(key)
@@ -332,8 +331,7 @@ class Graphed:
     def _warm_up_one(self, key: GraphKey) -> None:
         self._make_ready(key)
         outputs = self._runners[key.runtime_mode].warm_up(key, self._bind(key))
-        for position, tensor in enumerate(tensors(outputs)):
-            self._outputs.observe(position, tensor, key.num_tokens)
+        self._delivery.observe(outputs, key.num_tokens)
 
     def _warm_up_witness(self) -> None:
         """With one bucket, run one size more: else a state tensor of as many rows would pass for a batch."""
@@ -345,17 +343,6 @@ class Graphed:
         num_reqs = self._layout.num_rows(found, NUM_REQS)
         num_tokens = self._layout.num_rows(found, NUM_TOKENS)
         return LiveBatch(num_tokens=num_tokens or num_reqs or 0, num_reqs=num_reqs)
-
-    def _largest_size(self, example: list[torch.Tensor]) -> int:
-        config = self.config
-        rows = next((t.shape[0] for t in example if t.dim() > 0), None)
-        largest = config.max_size or (config.sizes[-1] if config.sizes else rows)
-        if largest is None:
-            raise ConfigError("the largest size is unknown", fix="set GraphConfig(sizes=...) or max_size")
-        if config.max_num_reqs is not None:
-            decode = (config.decode_sizes or (config.max_num_reqs,))[-1] * config.uniform_query_lens[-1]
-            largest = max(largest, decode)
-        return largest
 
     def _require(self, *stages: _Stage, step: str) -> None:
         self._require_open()

@@ -25,7 +25,9 @@ def update(request_id, text, finish=None):
 
 
 def test_each_update_reaches_its_receiver_and_the_rest_is_kept():
-    loop = ScriptedLoop([update("a", "x"), update("b", "y")], [update("a", "z", FinishReason.STOP)], [update("a", "late")])
+    loop = ScriptedLoop(
+        [update("a", "x"), update("b", "y")], [update("a", "z", FinishReason.STOP)], [update("a", "late")]
+    )
     router = UpdateRouter(loop, lambda: None)
     output = RequestOutput(request_id="a", prompt=None)
     router.register("a", output.extend)
@@ -39,7 +41,9 @@ def test_each_update_reaches_its_receiver_and_the_rest_is_kept():
 
 
 def test_two_followers_do_not_take_each_others_updates():
-    loop = ScriptedLoop([update("a", "1"), update("b", "2", FinishReason.LENGTH)], [update("a", "3", FinishReason.STOP)])
+    loop = ScriptedLoop(
+        [update("a", "1"), update("b", "2", FinishReason.LENGTH)], [update("a", "3", FinishReason.STOP)]
+    )
     router = UpdateRouter(loop, lambda: None)
     first, second = router.follow("a"), router.follow("b")
     assert [u.text for u in second] == ["2"]

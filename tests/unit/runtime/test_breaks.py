@@ -15,6 +15,7 @@ from ostinato.runtime.breaks import (
     is_recording,
     jit_mark,
     recording,
+    watching_jit,
 )
 
 
@@ -145,3 +146,12 @@ def test_jit_marks(request):
     jit_mark(name)  # compiles: the refused call had not
     with recording():
         jit_mark(name)
+
+
+def test_jit_marks_are_told_each_time_while_watched(request):
+    name, seen = request.node.nodeid, []
+    with watching_jit(seen.append):
+        jit_mark(name)
+        jit_mark(name)
+    jit_mark(name)
+    assert seen == [name, name]

@@ -389,6 +389,16 @@ def test_run_falls_to_eager_on_the_live_rows(engine_like):
     assert (ids.tolist(), lens.shape) == ([2, 4, 6], (2,))
 
 
+def test_a_made_up_call_has_the_sizes_of_its_key_and_is_prepared():
+    told = []
+    config = GraphConfig(mode="piecewise", sizes=(4,), max_num_reqs=2)
+    with Graphed(lambda ids, lens: ids, slots=SLOTS, config=config, prepare=told.append) as graphed:
+        (key,) = graphed.keys
+        (ids, lens), kwargs = graphed.made_up_call(key)
+        assert (ids.shape, lens.shape, kwargs, told) == ((4,), (2,), {}, [key])
+        assert not ids.any() and not lens.any()
+
+
 def test_memory_has_owners(engine_like):
     owners = engine_like.memory().owners
     assert list(owners) == ["static buffers", "bridges", "graph pool"]

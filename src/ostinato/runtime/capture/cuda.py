@@ -129,7 +129,7 @@ class _Watch(OpWatch):
     """Also notes which memory the ops of a session's segments have produced, by address."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__("cuda")
         self.produced: set[int] = set()
 
     def execute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -78,7 +78,7 @@ class _Recorder(OpWatch):
     """Executes each op, moves fresh results into the pool, and notes how to do it again."""
 
     def __init__(self, pool: SimulatedPool, externals: dict[int, ExternalMemory]) -> None:
-        super().__init__()
+        super().__init__("cpu")
         self._pool = pool
         self._known_externals = externals
         self.recording = _Recording()

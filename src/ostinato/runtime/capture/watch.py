@@ -27,10 +27,14 @@ class OpWatch(TorchDispatchMode):
     """Installed once for a whole plan; judges ops only while ``is_active`` (between begin and end).
 
     It stays installed across breaks because modes are a stack: user code may have pushed its own meanwhile.
+
+    Args:
+        device_type: of the device that captures.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device_type: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._device_type = device_type
         self.is_active = False
         self.forbidden: frozenset[str] = frozenset()
 
@@ -38,7 +42,8 @@ class OpWatch(TorchDispatchMode):
         kwargs = kwargs or {}
         if not self.is_active or func.namespace == BREAK_NAMESPACE:  # such an op ends the segment itself
             return func(*args, **kwargs)
-        rule = UNBROKEN_RULE if op_name(func) in self.forbidden else classify_op(func, args, kwargs)
+        is_forbidden = op_name(func) in self.forbidden
+        rule = UNBROKEN_RULE if is_forbidden else classify_op(func, args, kwargs, device_type=self._device_type)
         if rule is not None:
             raise refuse(op_name(func), rule)
         return self.execute(func, args, kwargs)
@@ -103,7 +108,7 @@ _ERRORS: dict[BlockReason, type[CaptureError]] = {
 def refuse(what: str, rule: OpRule) -> CaptureError:
     """The typed error for an op that ``rule`` forbids, with the user's file and line."""
     message = f"{what} cannot be captured: {rule.reason.value}"
-    return _ERRORS[rule.reason](message, fix=rule.fix, op=what, at=user_frame())
+    return _ERRORS.get(rule.reason, CaptureError)(message, fix=rule.fix, op=what, at=user_frame())
 
 
 def user_frame() -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ostinato.runtime.nest import tensors
 from ostinato.runtime.ops.rules import FUNCTION_RULES, OP_RULES, BlockReason, OpRule, Verdict
 
 __all__ = ["classify_function", "classify_op", "op_name"]
@@ -24,9 +25,16 @@ def op_name(func: torch._ops.OpOverload) -> str:
     return func._schema.name
 
 
-def classify_op(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpRule | None:
-    """The rule that forbids this call in a capture, or None if it may be captured."""
+def classify_op(
+    func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], *, device_type: str
+) -> OpRule | None:
+    """The rule that forbids this call in a capture on ``device_type``, or None if it may be captured.
+
+    Reading a tensor that lives on the host is harmless while a GPU captures: the value is there already.
+    """
     name = op_name(func)
+    if name not in _COPY_OPS and all(t.device.type != device_type for t in tensors((args, kwargs))):
+        return None
     rule = OP_RULES.get(name)
     if rule is not None:
         if name == "aten::repeat_interleave" and kwargs.get("output_size") is not None:

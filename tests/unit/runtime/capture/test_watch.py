@@ -13,7 +13,7 @@ X = torch.arange(4.0)
 @pytest.fixture
 def watched():
     """Both watches, installed; ``watched(forbidden)`` activates them."""
-    ops, functions = OpWatch(), FunctionWatch("cpu")
+    ops, functions = OpWatch("cpu"), FunctionWatch("cpu")
 
     def activate(*forbidden):
         ops.forbidden = functions.forbidden = frozenset(forbidden)

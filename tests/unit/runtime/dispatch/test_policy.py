@@ -1,13 +1,16 @@
 """The promise of `choose`: the smallest usable key that fits the batch, or a reason."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.runtime.config import GraphConfig
-from ostinato.runtime.dispatch import KeyTable, Reason, choose
-from ostinato.runtime.keys import GraphKey, LiveBatch, Mode, RuntimeMode
+from ostinato.runtime.dispatch import Dispatcher, KeyTable, Reason, Rejection, choose
+from ostinato.runtime.keys import GraphKey, LiveBatch, Mode, RuntimeMode, Veto
 from ostinato.runtime.planning import plan_keys
+from ostinato.telemetry import EventBus
 
 NONE, PIECE, FULL, DECODE, BOTH, _ = Mode
 
@@ -157,3 +160,80 @@ def test_full_decode_falls_to_piecewise():
     assert decision.key == GraphKey(runtime_mode=RuntimeMode.PIECEWISE, num_tokens=8)
     assert (decision.padded_tokens, decision.padded_reqs) == (8, 2)
     assert decision.alternatives[0].reason is Reason.NOT_UNIFORM
+
+
+# --- vetoes (a step forbids its own graphs) ---------------------------------------------------------
+
+
+def vetoed(live, veto, why="cascade attention"):
+    return dataclasses.replace(live, veto=veto, veto_reason=why)
+
+
+def test_a_veto_on_full_graphs_leaves_piecewise_ones():
+    keys = table(BOTH, **REQS)
+    assert choose(DECODE_2, keys).runtime_mode is RuntimeMode.FULL
+    decision = choose(vetoed(DECODE_2, Veto.FULL), keys)
+    assert decision.key == GraphKey(runtime_mode=RuntimeMode.PIECEWISE, num_tokens=4)
+    assert decision.reason is Reason.PADDED
+    assert decision.alternatives[0] == Rejection("full decode graph", Reason.VETOED, "cascade attention")
+    assert "not full decode graph: VETOED (cascade attention)" in str(decision)
+
+
+@pytest.mark.parametrize("mode", [PIECE, FULL, DECODE, BOTH])
+def test_a_veto_on_all_graphs_is_eager(mode):
+    decision = choose(vetoed(DECODE_2, Veto.GRAPHS), table(mode, **REQS))
+    assert (decision.runtime_mode, decision.key, decision.reason) == (RuntimeMode.EAGER, None, Reason.VETOED)
+    assert all(r.detail == "cascade attention" for r in decision.alternatives if r.reason is Reason.VETOED)
+
+
+@pytest.mark.parametrize("mode", [FULL, DECODE])
+def test_a_veto_on_full_graphs_is_eager_where_there_are_no_others(mode):
+    decision = choose(vetoed(DECODE_2, Veto.FULL), table(mode, **REQS))
+    assert (decision.key, decision.reason) == (None, Reason.VETOED)
+
+
+def test_a_veto_is_one_steps_own():
+    keys = table(BOTH, **REQS)
+    dispatcher = Dispatcher(keys.keys, bus=EventBus())
+    for key in keys.keys:
+        dispatcher.mark_captured(key)
+    assert dispatcher.decide(vetoed(DECODE_2, Veto.FULL)).runtime_mode is RuntimeMode.PIECEWISE
+    assert dispatcher.decide(DECODE_2).runtime_mode is RuntimeMode.FULL, "answers are cached by batch and veto"
+    other = dispatcher.decide(vetoed(DECODE_2, Veto.FULL, "special metadata"))
+    assert other.alternatives[0].detail == "special metadata"
+
+
+@settings(max_examples=200)
+@given(config=CONFIGS, mode=MODES, live=live_batches(), veto=st.sampled_from([Veto.FULL, Veto.GRAPHS]))
+def test_a_veto_takes_candidates_away_and_adds_none(config, mode, live, veto):
+    keys = KeyTable(plan_keys(config, mode, max_size=40))
+    free, bound = choose(live, keys), choose(vetoed(live, veto), keys)
+    if veto is Veto.GRAPHS:
+        assert bound.key is None
+    elif free.key is None or free.runtime_mode is RuntimeMode.PIECEWISE:
+        assert bound.key == free.key
+    else:
+        assert bound.runtime_mode in (RuntimeMode.PIECEWISE, RuntimeMode.EAGER)
+    if bound.key is None and keys.keys and free.key is not None:
+        assert bound.reason is not Reason.DISABLED
+
+
+# --- padding off ------------------------------------------------------------------------------------
+
+
+def test_exact_sizes_only():
+    config = GraphConfig(sizes=(4, 8), padding=False)
+    keys = KeyTable(plan_keys(config, FULL, max_size=8))
+    exact = choose(LiveBatch(num_tokens=4), keys, max_padding=config.padding_limit)
+    assert (exact.key.num_tokens, exact.reason) == (4, Reason.EXACT)
+    for tokens in (3, 5, 7):
+        decision = choose(LiveBatch(num_tokens=tokens), keys, max_padding=config.padding_limit)
+        assert (decision.key, decision.reason) == (None, Reason.PADDING_OFF)
+    over = choose(LiveBatch(num_tokens=9), keys, max_padding=config.padding_limit)
+    assert over.reason is Reason.OVER_LARGEST
+
+
+def test_padding_off_wins_over_a_limit():
+    assert GraphConfig(padding=False, max_padding=4.0).padding_limit == 1.0
+    assert GraphConfig(max_padding=4.0).padding_limit == 4.0
+    assert GraphConfig().padding_limit is None

@@ -1,5 +1,6 @@
 """The mode matrix, cell by cell, and a reason for each change."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -58,3 +59,190 @@ def test_a_device_compiles_as_asked_and_a_cpu_cannot(partition, compiler):
     assert cpu.partition is (Partition.FX if partition is Partition.INDUCTOR else partition)
     assert cpu.compiler is Compiler.NONE
     assert len(cpu.reasons) == (partition is Partition.INDUCTOR) + (compiler is Compiler.INDUCTOR)
+
+
+# --- the whole product ------------------------------------------------------------------------------
+
+PRODUCT = [
+    ModeRequest(
+        mode=mode,
+        partition=partition,
+        compiler=compiler,
+        support=support,
+        uniform_query_len=query_len,
+        knows_requests=knows_requests,
+        device_type=device_type,
+    )
+    for mode, partition, compiler, support, query_len, knows_requests, device_type in itertools.product(
+        Mode, Partition, Compiler, CaptureSupport, (1, 2, 5), (True, False), ("cuda", "cpu", "xpu")
+    )
+]
+
+
+def test_the_product_is_whole():
+    assert len(PRODUCT) == len(set(PRODUCT)) == 6 * 3 * 2 * 4 * 3 * 2 * 3
+
+
+def changes_of(request, found):
+    return [
+        name
+        for name, asked, got in (
+            ("mode", request.mode, found.mode),
+            ("partition", request.partition, found.partition),
+            ("compile", request.compiler, found.compiler),
+        )
+        if asked is not got
+    ]
+
+
+def every(check):
+    """The requests of the product for which ``check(request, resolved)`` does not hold."""
+    return [request for request in PRODUCT if not check(request, resolve_mode(request))]
+
+
+def test_what_was_asked_is_told():
+    assert not every(lambda request, found: found.asked is request.mode)
+
+
+def test_auto_is_never_left():
+    assert not every(lambda request, found: found.mode is not AUTO)
+
+
+def test_it_is_a_pure_function():
+    assert not every(lambda request, found: found == resolve_mode(request))
+
+
+def test_what_is_resolved_resolves_to_itself():
+    def again(request, found):
+        settled = dataclasses.replace(request, mode=found.mode, partition=found.partition, compiler=found.compiler)
+        twice = resolve_mode(settled)
+        return (twice.mode, twice.partition, twice.compiler, twice.reasons) == (
+            found.mode,
+            found.partition,
+            found.compiler,
+            (),
+        )
+
+    assert not every(again)
+
+
+def test_a_reason_for_every_change_and_no_other():
+    assert not every(lambda request, found: len(found.reasons) == len(changes_of(request, found)))
+    assert not every(lambda request, found: all(found.reasons) and len(set(found.reasons)) == len(found.reasons))
+    assert not every(lambda request, found: (found.reason == "as asked") == (not changes_of(request, found)))
+
+
+def test_reasons_name_what_they_are_about():
+    def names(request, found):
+        text = found.reason
+        changed = changes_of(request, found)
+        return ("partition" in text) == ("partition" in changed) and ("compile" in text) == ("compile" in changed)
+
+    assert not every(names)
+
+
+def test_breakable_is_never_given_up():
+    """It needs no compiler and no support from attention."""
+    assert not every(
+        lambda request, found: request.partition is not Partition.BREAKABLE or found.partition is Partition.BREAKABLE
+    )
+
+
+def test_attention_that_no_graph_may_hold_still_gets_piecewise_graphs():
+    assert not every(lambda request, found: request.support is not NEVER or request.mode is NONE or found.mode is PIECE)
+
+
+def test_no_graphs_are_made_where_none_were_asked_and_some_where_they_were():
+    assert not every(lambda request, found: (found.mode is NONE) == (request.mode is NONE))
+
+
+def test_full_graphs_hold_only_what_attention_bears():
+    def is_borne(request, found):
+        if found.mode is FULL:
+            return request.support is ALWAYS
+        if found.mode in (DECODE, BOTH):
+            return request.support >= (SINGLE if request.uniform_query_len == 1 else UNIFORM)
+        return True
+
+    assert not every(is_borne)
+
+
+def test_decode_means_nothing_where_requests_are_unknown():
+    assert not every(lambda request, found: request.knows_requests or found.mode not in (DECODE, BOTH))
+
+
+def test_more_support_never_gives_less():
+    """As measured by the steps that run in full graphs: none, decode, all."""
+    reach = {NONE: 0, PIECE: 0, DECODE: 1, BOTH: 1, FULL: 2}
+    for request in PRODUCT:
+        if request.mode is NONE:
+            continue
+        found = [resolve_mode(dataclasses.replace(request, support=support)) for support in CaptureSupport]
+        assert [reach[f.mode] for f in found] == sorted(reach[f.mode] for f in found), request
+
+
+def test_only_a_cpu_does_without_inductor():
+    def keeps(request, found):
+        if request.device_type == "cpu":
+            return found.partition is not Partition.INDUCTOR and found.compiler is Compiler.NONE
+        return (found.partition, found.compiler) == (request.partition, request.compiler)
+
+    assert not every(keeps)
+
+
+ENGINE = {"knows_requests": True}
+
+
+@pytest.mark.parametrize(
+    ("request_", "mode", "partition", "compiler", "words"),
+    [
+        # asked for nothing special: what users meet
+        (ModeRequest(mode=AUTO, support=ALWAYS, **ENGINE), BOTH, "breakable", "none", "supports ALWAYS"),
+        (ModeRequest(mode=AUTO, support=UNIFORM, **ENGINE), BOTH, "breakable", "none", "supports UNIFORM_BATCH"),
+        (ModeRequest(mode=AUTO, support=NEVER, **ENGINE), PIECE, "breakable", "none", "cannot run inside a graph"),
+        (ModeRequest(mode=AUTO), FULL, "breakable", "none", "one graph a size is the fastest"),
+        (ModeRequest(mode=AUTO, support=SINGLE), PIECE, "breakable", "none", "no batch is known to be a decode"),
+        # the engine with drafts
+        (
+            ModeRequest(mode=DECODE, support=SINGLE, uniform_query_len=4, **ENGINE),
+            PIECE,
+            "breakable",
+            "none",
+            "decode brings 4 tokens a request",
+        ),
+        (ModeRequest(mode=DECODE, support=UNIFORM, uniform_query_len=4, **ENGINE), DECODE, "breakable", "none", "as"),
+        # full with attention that cannot take mixed batches
+        (ModeRequest(mode=FULL, support=UNIFORM, **ENGINE), BOTH, "breakable", "none", "mixed batches run piecewise"),
+        (ModeRequest(mode=FULL, support=UNIFORM), PIECE, "breakable", "none", "no batch is known to be a decode"),
+        # callables that declare no requests
+        (ModeRequest(mode=DECODE), FULL, "breakable", "none", "every batch is alike"),
+        (ModeRequest(mode=BOTH), PIECE, "breakable", "none", "no batch is a decode"),
+        # partitions and compilers
+        (
+            ModeRequest(mode=PIECE, partition=Partition.INDUCTOR, device_type="cpu"),
+            PIECE,
+            "fx",
+            "none",
+            "partition inductor is fx: on a CPU",
+        ),
+        (
+            ModeRequest(mode=FULL, compiler=Compiler.INDUCTOR, device_type="cpu"),
+            FULL,
+            "breakable",
+            "none",
+            "compile inductor is none: simulated graphs",
+        ),
+        (
+            ModeRequest(mode=AUTO, partition=Partition.INDUCTOR, compiler=Compiler.INDUCTOR, support=NEVER, **ENGINE),
+            PIECE,
+            "inductor",
+            "inductor",
+            "cannot run inside a graph",
+        ),
+        (ModeRequest(mode=NONE, partition=Partition.INDUCTOR), NONE, "inductor", "none", "as asked"),
+    ],
+)
+def test_interesting_rows(request_, mode, partition, compiler, words):
+    found = resolve_mode(request_)
+    assert (found.mode, found.partition, found.compiler) == (mode, partition, compiler)
+    assert words in found.reason

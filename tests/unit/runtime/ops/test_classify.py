@@ -41,7 +41,7 @@ META = torch.empty(4, device="meta")
     ],
 )
 def test_ops(func, args, kwargs, reason):
-    rule = classify_op(func, args, kwargs)
+    rule = classify_op(func, args, kwargs, device_type="cpu")
     assert (rule and rule.reason) == reason
     if rule is not None:
         assert rule.verdict is Verdict.UNFRIENDLY
@@ -54,7 +54,7 @@ def test_ops(func, args, kwargs, reason):
 )
 def test_tags_catch_what_no_row_names(func, args, reason):
     assert op_name(func) not in OP_RULES
-    assert classify_op(func, args, {}).reason is reason
+    assert classify_op(func, args, {}, device_type="cpu").reason is reason
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTION_RULES))
@@ -68,3 +68,9 @@ def test_other_functions_pass():
 
 def test_op_names_have_no_overload():
     assert op_name(aten.add.Tensor) == op_name(aten.add.Scalar) == "aten::add"
+
+
+def test_reading_a_host_tensor_is_harmless_while_a_gpu_captures():
+    func, args = torch.ops.aten._local_scalar_dense.default, (torch.tensor(3),)
+    assert classify_op(func, args, {}, device_type="cpu") is not None
+    assert classify_op(func, args, {}, device_type="cuda") is None

@@ -1,0 +1,82 @@
+"""Whose line is it: the user's frames on the stack below the callable that is examined.
+
+Frames of torch and of this package's runtime are left out; a callable that is all torch (`nn.Sequential`)
+has none, and then torch's own innermost line is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType, TracebackType
+
+__all__ = ["Frame", "Stack", "frames_of_error", "user_stack"]
+
+_HIDDEN = ("torch.", "ostinato.runtime.", "contextlib", "functools")
+_MACHINERY = ("torch.overrides", "torch.utils._", "torch._", "ostinato.runtime.", "contextlib", "functools")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line that is being executed."""
+
+    code: CodeType
+    line: int
+
+    @property
+    def file(self) -> str:
+        """Of the code."""
+        return self.code.co_filename
+
+    @property
+    def function(self) -> str:
+        """Qualified name of the code."""
+        return getattr(self.code, "co_qualname", self.code.co_name)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The user's frames, outermost (the root callable) first, and the line to name."""
+
+    frames: tuple[Frame, ...]
+    place: Frame | None
+
+    def up_to(self, frame: Frame) -> Stack:
+        """The part of the stack that ends with ``frame``."""
+        return Stack(self.frames[: self.frames.index(frame) + 1], frame)
+
+
+def user_stack(below: CodeType, frame: FrameType | None) -> Stack:
+    """The stack from ``frame`` up to the frame that runs ``below`` (exclusive)."""
+    return _stack(_walk(below, frame))
+
+
+def frames_of_error(error: BaseException, below: CodeType) -> Stack:
+    """The stack on which ``error`` was raised, down from the frame that runs ``below``."""
+    found: list[tuple[FrameType, int]] = []
+    step: TracebackType | None = error.__traceback__
+    while step is not None:
+        if step.tb_frame.f_code is below:
+            found.clear()
+        else:
+            found.append((step.tb_frame, step.tb_lineno))
+        step = step.tb_next
+    return _stack(reversed(found))
+
+
+def _walk(below: CodeType, frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
+    while frame is not None and frame.f_code is not below:
+        yield frame, frame.f_lineno
+        frame = frame.f_back
+
+
+def _stack(innermost_first: Iterator[tuple[FrameType, int]]) -> Stack:
+    users: list[Frame] = []
+    place: Frame | None = None
+    for frame, line in innermost_first:
+        module = frame.f_globals.get("__name__", "")
+        if not (module == "torch" or module.startswith(_HIDDEN)):
+            users.append(Frame(frame.f_code, line))
+        elif place is None and not users and not module.startswith(_MACHINERY):
+            place = Frame(frame.f_code, line)
+    return Stack(tuple(reversed(users)), users[0] if users else place)

@@ -1,0 +1,162 @@
+"""``ostinato doctor`` on planted files: exit codes, JSON, table, and a typed error for every bad target."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SOURCE = """\
+import torch
+linear = torch.nn.Linear(8, 8)
+
+def read(h):
+    print("the callable prints")
+    return h * (h.sum().item() > -1e9)
+
+def blocked_model(x):
+    return linear(read(linear(x)))
+
+def blocked():
+    return blocked_model, (torch.randn(4, 8),)
+
+def fine():
+    return linear, (torch.randn(4, 8),), {}
+
+def conditional():
+    return (lambda x: x + torch.rand(8)), (torch.randn(4, 8),)
+
+def raises():
+    raise ValueError("no weights")
+
+def fails_by_itself():
+    return linear, (torch.randn(4, 5),)
+
+def no_tuple():
+    return linear
+
+def no_args():
+    return linear, torch.randn(4, 8)
+
+not_a_function = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "model_under_test.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def test_blockers_give_exit_code_1_and_json(
+    file: Path, ostinato_command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ostinato_command("doctor", f"{file}:blocked", "--json") == 1
+    captured = capsys.readouterr()
+    document = json.loads(captured.out)  # one object and nothing else: what the callable prints goes elsewhere
+    assert "the callable prints" in captured.err
+    assert document["verdict"] == "unfriendly"
+    assert {(op["op"], op["reason"], op["line"]) for op in document["blockers"]} == {("Tensor.item", "host sync", 6)}
+    assert document["suggested_breaks"] == [{"function": "read", "file": str(file), "line": 4}]
+    assert set(document["modes"]) == {"full", "piecewise", "breakable"}
+    assert not document["modes"]["full"]["works"]
+    assert document["modes"]["breakable"]["works"] and document["modes"]["breakable"]["segments"] == 2
+
+
+def test_the_report_for_people_names_line_function_and_modes(
+    file: Path,
+    ostinato_command: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(file.parent)
+    monkeypatch.setenv("COLUMNS", "160")
+    assert ostinato_command("doctor", f"{file.name}:blocked") == 1
+    out = capsys.readouterr().out
+    for part in ("Tensor.item", "host sync", "read  (", "model_under_test.py:6", "fails: HostSyncError", "2 segments"):
+        assert part in out
+
+
+@pytest.mark.parametrize(("factory", "verdict"), [("fine", "friendly"), ("conditional", "conditional")])
+def test_no_blockers_give_exit_code_0(
+    factory: str, verdict: str, file: Path, ostinato_command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ostinato_command("doctor", f"{file}:{factory}", "--json", "--device", "cpu") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["verdict"] == verdict and document["blockers"] == [] and document["suggested_breaks"] == []
+
+
+def test_all_lists_friendly_ops_too(
+    file: Path, ostinato_command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ostinato_command("doctor", f"{file}:fine") == 0
+    assert "aten::addmm" not in capsys.readouterr().out
+    assert ostinato_command("doctor", f"{file}:fine", "--all") == 0
+    assert "aten::addmm" in capsys.readouterr().out
+
+
+def test_a_module_name_works_from_the_working_directory(
+    file: Path, ostinato_command: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(file.parent)
+    assert ostinato_command("doctor", "model_under_test:fine", "--json") == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("{file}:raises", "no weights"),
+        ("{file}:fails_by_itself", "by itself"),
+        ("{file}:no_tuple", "something else than a call"),
+        ("{file}:no_args", "something else than a call"),
+        ("{file}:missing", "no function 'missing'"),
+        ("{file}:not_a_function", "no function 'not_a_function'"),
+        ("{file}:", "names no factory"),
+        ("{file}", "names no factory"),
+        ("absent.py:make", "no file absent.py"),
+        ("absent_package.module:make", "cannot be imported"),
+    ],
+)
+def test_a_bad_target_is_a_typed_error(
+    target: str, says: str, file: Path, ostinato_command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ostinato_command("doctor", target.format(file=file), "--json") == 2
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "OST103" and error["fix"]
+    assert says in error["message"]
+
+
+def test_a_file_that_cannot_be_imported_says_why(
+    file: Path, ostinato_command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text("import a_package_that_is_not_there\n")
+    assert ostinato_command("doctor", f"{file}:make") == 2
+    assert "a_package_that_is_not_there" in capsys.readouterr().err
+
+
+def test_a_near_name_is_suggested(
+    file: Path, ostinato_command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ostinato_command("doctor", f"{file}:blockd", "--json") == 2
+    assert "'blocked'" in json.loads(capsys.readouterr().out)["error"]["fix"]
+
+
+def test_a_model_is_examined_step_by_step(
+    tmp_path: Path, ostinato_command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ostinato.testing.tiny_models import write_tiny_model
+
+    folder = write_tiny_model(tmp_path / "tiny", has_weights=False, has_tokenizer=False)
+    assert ostinato_command("doctor", str(folder), "--device", "cpu", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["blockers"] == []
+    assert {op["step"] for op in document["ops"]} == {"decode", "prefill"}
+    assert document["modes"]["full"]["works"]
+    decode = {op["reason"] for op in document["ops"] if op["step"] == "decode"}
+    assert "in-place write to live state" in decode  # keys and values go to pages inside the full graph
+    breakable = document["modes"]["breakable"]
+    assert breakable["works"] and (breakable["segments"], breakable["breaks"]) == (3, 2)  # of two layers
+    assert any("in break" in op["reason"] for op in document["ops"] if op["step"] == "prefill")
