@@ -100,15 +100,24 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    rows, failed = [], {}
+    rows: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
     for name in args.variants:
         try:
             rows += measure(args.model, name, tuple(args.tokens), args.repeats)
         except Exception as error:  # the other variants are still worth measuring
             failed[name] = str(error)
             print(f"{name} failed: {error}", file=sys.stderr, flush=True)
+        if args.json is not None:  # after each variant: a run that is cut short leaves what it has
+            args.json.write_text(json.dumps(evidence(args, rows, failed), indent=1) + "\n")
+    if failed:
+        raise SystemExit(1)
+
+
+def evidence(args: argparse.Namespace, rows: list[dict[str, Any]], failed: dict[str, str]) -> dict[str, Any]:
+    """What the file says: what was run, on what, and what came out."""
     is_cuda = torch.cuda.is_available()
-    evidence = {
+    return {
         "bench": "partitions",
         "date": time.strftime("%Y-%m-%d"),
         "model": Path(args.model).name,
@@ -120,10 +129,6 @@ def main() -> None:
         "failed": failed,
         "rows": rows,
     }
-    if args.json is not None:
-        args.json.write_text(json.dumps(evidence, indent=1) + "\n")
-    if failed:
-        raise SystemExit(1)
 
 
 if __name__ == "__main__":

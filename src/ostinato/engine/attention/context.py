@@ -29,17 +29,13 @@ class ForwardContext:
     backend: AttentionBackend
 
 
-class _ThreadState(threading.local):
-    context: ForwardContext | None = None
-
-
-_state = _ThreadState()
+_state = threading.local()  # without a default on a class: Dynamo of torch 2.11 would read that one
 
 
 @contextmanager
 def set_forward_context(context: ForwardContext) -> Iterator[None]:
     """Make ``context`` this thread's current one; the previous one comes back at exit."""
-    previous, _state.context = _state.context, context
+    previous, _state.context = getattr(_state, "context", None), context
     try:
         yield
     finally:
@@ -57,8 +53,9 @@ def get_forward_context() -> ForwardContext:
     Raises:
         RuntimeStateError: there is none.
     """
-    if _state.context is None:
+    context: ForwardContext | None = getattr(_state, "context", None)
+    if context is None:
         raise RuntimeStateError(
             "attention ran outside a forward context", fix="wrap the forward call in set_forward_context(...)"
         )
-    return _state.context
+    return context

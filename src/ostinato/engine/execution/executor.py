@@ -53,6 +53,7 @@ class Executor:
         self._max_model_len = config.max_model_len
         self._kv_tiers = kv_tiers_for(config.attention, config.max_model_len)
         self._attention = get_attention_backend(config.attention, loaded.device.type)
+        self._model.bind_attention(fuses_rotary=self._attention.fuses_rotary)
         self._shape = AttentionShape(
             num_heads=model.num_heads,
             num_kv_heads=model.num_kv_heads,

@@ -42,6 +42,8 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.layer = layer
+        self.fuses_rotary: bool | None = None
+        """Whether the backend does; None asks the forward context, which not every compiler can trace."""
         self.num_heads = num_heads
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
@@ -56,7 +58,10 @@ class SelfAttention(nn.Module):
         """[num_tokens, hidden_size], with [num_tokens, head_dim] rows of `RotaryTable` -> [num_tokens, hidden_size]."""
         qkv = self.qkv(x)
         attended = torch.empty((x.shape[0], self.num_heads, self.head_dim), dtype=x.dtype, device=x.device)
-        if get_forward_context().backend.fuses_rotary:
+        fuses_rotary = self.fuses_rotary
+        if fuses_rotary is None:
+            fuses_rotary = get_forward_context().backend.fuses_rotary
+        if fuses_rotary:
             q_norm = None if self.q_norm is None else self.q_norm.weight
             k_norm = None if self.k_norm is None else self.k_norm.weight
             rotary_paged_attention(qkv, rotary, attended, q_norm, k_norm, self.layer, self.scale, self.norm_eps)

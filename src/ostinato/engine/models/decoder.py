@@ -66,6 +66,11 @@ class DecoderModel(nn.Module):
         """[num_rows, hidden_size] -> [num_rows, vocab_size], in the model's dtype."""
         return linear(hidden, self.head)
 
+    def bind_attention(self, *, fuses_rotary: bool) -> None:
+        """Fix what the forward pass would else ask the forward context: which of the two breaks attention is."""
+        for layer in self.layers:
+            layer.attention.fuses_rotary = fuses_rotary  # type: ignore[union-attr, assignment]
+
     def load_weights(self, items: Iterable[tuple[str, Tensor]]) -> None:
         """Fill the parameters from tensors with Hugging Face names.
 

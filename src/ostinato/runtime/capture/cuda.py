@@ -132,6 +132,11 @@ class _Watch(OpWatch):
         super().__init__("cuda")
         self.produced: set[int] = set()
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let Dynamo compile under this mode; without it, what the user has compiled would run uncompiled."""
+        return True
+
     def execute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         given = {t.untyped_storage().data_ptr() for t in tensors((args, kwargs))}
