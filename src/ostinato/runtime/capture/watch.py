@@ -8,9 +8,10 @@ Kernels launched past the dispatcher (Triton, ctypes) are not seen here; the dev
 from __future__ import annotations
 
 import sys
+import threading
 import traceback
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -23,10 +24,15 @@ from ostinato.runtime.ops import UNBROKEN_RULE, BlockReason, OpRule, classify_fu
 __all__ = ["FunctionWatch", "OpWatch", "raising_frame", "refuse", "user_frame"]
 
 
+_installing = threading.RLock()
+
+
 class OpWatch(TorchDispatchMode):
     """Installed once for a whole plan; judges ops only while ``is_active`` (between begin and end).
 
     It stays installed across breaks because modes are a stack: user code may have pushed its own meanwhile.
+    One thread has one installed at a time: torch notes in process-wide flags that a dispatch mode is on, and
+    threads that enter and leave in turns would leave them set for good.
 
     Args:
         device_type: of the device that captures.
@@ -37,6 +43,21 @@ class OpWatch(TorchDispatchMode):
         self._device_type = device_type
         self.is_active = False
         self.forbidden: frozenset[str] = frozenset()
+
+    def __enter__(self) -> Self:
+        _installing.acquire()
+        try:
+            super().__enter__()  # type: ignore[no-untyped-call]
+        except BaseException:
+            _installing.release()
+            raise
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        try:
+            super().__exit__(*error)  # type: ignore[no-untyped-call]
+        finally:
+            _installing.release()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -1,5 +1,7 @@
 """The watches judge only while a segment is open, and name the user's line."""
 
+import threading
+
 import pytest
 import torch
 
@@ -75,3 +77,29 @@ def test_every_reason_has_an_error(reason):
 def test_the_user_frame_is_the_caller_of_the_runtime():
     assert user_frame().startswith(__file__)
     assert refuse("x", UNBROKEN_RULE).context["at"].startswith(__file__)
+
+
+def test_threads_leave_torchs_process_wide_flags_as_they_were():
+    from torch.utils import _python_dispatch
+
+    inside, leave = threading.Event(), threading.Event()
+
+    def first():
+        with OpWatch("cpu"):
+            inside.set()
+            leave.wait(5)
+
+    def second():
+        inside.wait(5)
+        with OpWatch("cpu"):
+            leave.set()  # never while the other is inside
+
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    for thread in threads:
+        thread.start()
+    inside.wait(5)
+    assert not leave.wait(0.2)
+    leave.set()
+    for thread in threads:
+        thread.join()
+    assert not _python_dispatch._is_in_torch_dispatch_mode
