@@ -21,16 +21,28 @@ DEVICES = pytest.mark.parametrize(
 )
 
 
+def check(run, caught_by):
+    if caught_by is None:
+        expected, got = run()
+        assert agree((expected, got)), (expected, got)
+    else:
+        with pytest.raises(caught_by) as caught:
+            run()
+        assert caught.value.fix, "the error says what to do"
+
+
 @FAULTS
 @DEVICES
 def test_caught_or_prevented(fault, device):
-    if fault.caught_by is None:
-        expected, got = fault.plant.protected(device)
-        assert agree((expected, got)), (expected, got)
-    else:
-        with pytest.raises(fault.caught_by) as caught:
-            fault.plant.protected(device)
-        assert caught.value.fix, "the error says what to do"
+    check(lambda: fault.plant.protected(device), fault.caught_by)
+
+
+@pytest.mark.parametrize(
+    "fault", [f for f in ALL.values() if f.plant.traced is not None], ids=lambda fault: f"row {fault.row}"
+)
+@DEVICES
+def test_caught_or_prevented_where_it_is_traced(fault, device):
+    check(lambda: fault.plant.traced(device), fault.caught_when_traced)
 
 
 @FAULTS
@@ -42,3 +54,7 @@ def test_goes_wrong_without_protection(fault):
 def test_rows_are_unique_and_told():
     assert list(ALL) == sorted({fault.row for fault in ALL.values()})
     assert all(fault.title and fault.source for fault in ALL.values())
+
+
+def test_what_tracing_changes_is_planted_traced():
+    assert [row for row, fault in ALL.items() if fault.plant.traced is not None] == [3, 4, 8, 9, 16, 17, 18, 19]

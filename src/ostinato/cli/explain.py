@@ -45,20 +45,22 @@ def explain(
         print_json(found)
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     attention_facts = found["attention"]
     console = Console()
-    console.print(f"{model} on {found['device']}, attention {attention_facts['name']} ({attention_facts['support']})")
+    support = f"attention {attention_facts['name']} ({attention_facts['support']})"
+    console.print(f"{model} on {found['device']}, {support}", markup=False, highlight=False, soft_wrap=True)
     resolved = found["resolved"]
     console.print(
         f"mode {mode} is [bold]{resolved['mode']}[/], partition {resolved['partition']}, compile {resolved['compile']}"
     )
     for reason in found["reasons"]:
         console.print(f"  because {reason}", highlight=False)
-    table = Table(
-        "mode", "becomes", "decode step", "step with a prompt", "why", title="All modes", title_justify="left"
-    )
+    names = [Column(name, no_wrap=True) for name in ("mode", "becomes")]
+    table = Table(*names, "decode step", "step with a prompt", "why", title="All modes", title_justify="left")
+    everywhere = set.intersection(*(set(row["reasons"]) for row in found["modes"]))  # told above
     for row in found["modes"]:
-        table.add_row(row["asked"], row["mode"], row["decode"], row["mixed"], "; ".join(row["reasons"]) or "as asked")
+        why = "; ".join(reason for reason in row["reasons"] if reason not in everywhere)
+        table.add_row(row["asked"], row["mode"], row["decode"], row["mixed"], why or "as asked")
     console.print(table)

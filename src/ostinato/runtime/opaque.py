@@ -64,12 +64,6 @@ def opaque_op(
             ) from error
         if fake is not None:
             op.register_fake(fake)
-        elif op._opoverload._schema.returns == []:
-            op.register_fake(_no_result)
         return op  # type: ignore[return-value]  # it is called like fn
 
     return wrap if fn is None else wrap(fn)
-
-
-def _no_result(*args: Any, **kwargs: Any) -> None:
-    """The fake of an op that returns nothing."""

@@ -62,8 +62,9 @@ def test_the_engine_is_closed(fake_llm: Any, ostinato_command: Command) -> None:
 def test_every_option_reaches_the_engine(fake_llm: Any, ostinato_command: Command) -> None:
     sampling = "--max-tokens 5 --temperature 0.5 --seed 7 --top-k 3 --top-p 0.9 --min-p 0.1 --stop END --stop ."
     engine = "--model m --mode piecewise --device cpu --dtype bfloat16 --load-format dummy --attention torch"
+    graphs = "--partition fx --compile inductor"
     limits = "--max-model-len 128 --max-num-reqs 2 --kv-tokens 256"
-    assert ostinato_command("generate", "--prompt", "p", *f"{sampling} {engine} {limits}".split()) == 0
+    assert ostinato_command("generate", "--prompt", "p", *f"{sampling} {engine} {graphs} {limits}".split()) == 0
     (llm,) = fake_llm.opened
     ((_, _, params),) = llm.calls
     assert (params.max_tokens, params.temperature, params.seed) == (5, 0.5, 7)
@@ -71,6 +72,7 @@ def test_every_option_reaches_the_engine(fake_llm: Any, ostinato_command: Comman
     config = llm.config
     assert (config.model, config.mode, config.device, config.dtype) == ("m", "piecewise", "cpu", "bfloat16")
     assert (config.load_format, config.attention) == ("dummy", "torch")
+    assert (config.partition, config.compile) == ("fx", "inductor")
     assert (config.max_model_len, config.max_num_reqs, config.kv_tokens) == (128, 2, 256)
 
 
@@ -161,6 +163,8 @@ def test_no_model_is_loaded_when_every_prompt_is_bad(fake_llm: Any, ostinato_com
         (["--dtype", "int8"], "OST101", "unknown dtype 'int8'"),
         (["--attention", "flash"], "OST101", "unknown attention 'flash'"),
         (["--load-format", "x"], "OST101", "unknown load_format 'x'"),
+        (["--partition", "breakble"], "OST101", "did you mean 'breakable'"),
+        (["--compile", "tvm"], "OST101", "unknown compile 'tvm'"),
         (["--model", ""], "OST100", "model must be"),
         (["--max-num-reqs", "0"], "OST100", "max_num_reqs must be"),
         (["--kv-tokens", "1"], "OST100", "kv_tokens must be"),
@@ -206,6 +210,25 @@ def test_an_engine_that_does_not_start(
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines()[-2:] == ["error OST401: no source has it", "  fix: check the spelling"]
+
+
+# --- partitions, with an engine -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partition", ["breakable", "fx", "inductor"])
+def test_partitions_answer_alike(ostinato_command: Command, capsys: Capture, tmp_path: Path, partition: str) -> None:
+    from ostinato.testing.tiny_models import write_tiny_model
+
+    model = write_tiny_model(tmp_path, has_weights=False, has_tokenizer=False)
+    small = ["--device", "cpu", "--max-model-len", "32", "--max-num-reqs", "1", "--max-tokens", "3", "--json"]
+    shared = ["generate", "--model", str(model), "--load-format", "dummy", "--prompt", "hello", *small]
+    found = {}
+    for options in (["--mode", "none"], ["--mode", "piecewise", "--partition", partition, "--compile", "none"]):
+        assert ostinato_command(*shared, *options) == 0
+        found[options[1]] = json.loads(capsys.readouterr().out)
+    assert found["piecewise"]["outputs"] == found["none"]["outputs"]
+    assert set(found["piecewise"]["dispatch"]["by_runtime_mode"]) == {"PIECEWISE"}
+    assert found["piecewise"]["config"]["partition"] == partition
 
 
 # --- prompts and encodings ---------------------------------------------------------------------

@@ -52,7 +52,7 @@ def choose(live: LiveBatch, table: KeyTable, *, max_padding: float | None = None
         return _eager(live, (Rejection("any graph", Reason.DISABLED),))
     rejections: list[Rejection] = []
     for candidate, group, size in _ranking(live, table):
-        if live.veto is Veto.GRAPHS or (live.veto is Veto.FULL and group[0] is RuntimeMode.FULL):
+        if live.veto == Veto.GRAPHS or (live.veto == Veto.FULL and group[0] is RuntimeMode.FULL):
             rejections.append(Rejection(candidate, Reason.VETOED, live.veto_reason))
             continue
         key, reason = _first_usable(live, table, group, size, max_padding, rejections)

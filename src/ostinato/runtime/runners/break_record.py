@@ -44,7 +44,7 @@ class BreakRecord:
             return  # other breaks than before: `CapturedPlan.num_missing_breaks` tells
         for name, value in _plain_arguments(point, args, kwargs).items():
             seen = self._calls[index][1].get(name, value)
-            if seen != value and not (seen is not seen and value is not value):  # NaN is equal to NaN here
+            if seen != value and not (seen != seen and value != value):  # NaN is equal to NaN here
                 raise FrozenValueError(
                     f"argument {name!r} of break {point.name!r} changes from run to run and would be frozen",
                     fix="pass it as a tensor, or let the break look it up when it runs",

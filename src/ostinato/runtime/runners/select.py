@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ostinato.runtime.buffers import BridgePool
 from ostinato.runtime.capture import CaptureBackend
 from ostinato.runtime.keys import Compiler, Partition, RuntimeMode
@@ -21,12 +23,14 @@ def make_runners(
     allow_unbroken_attention: bool,
     owns_arguments: bool,
     bridges: BridgePool,
+    before_trace: Callable[[], None] | None = None,
 ) -> dict[RuntimeMode, Runner]:
     """A runner for each runtime mode that replays.
 
     Args:
         compiler: INDUCTOR compiles full graphs, and with FX the pieces between breaks.
         compile_max_tokens: larger full graphs are captured uncompiled. None: no limit.
+        before_trace: see `CompiledRunner`.
     """
     full: Runner = FullRunner(backend)
     piecewise: Runner = BreakableRunner(
@@ -38,9 +42,17 @@ def make_runners(
     if partition is not Partition.BREAKABLE:
         from ostinato.runtime.runners.piecewise import CompiledRunner
 
-        piecewise = CompiledRunner(backend, piecewise, partition=partition, compiler=compiler)
+        piecewise = CompiledRunner(
+            backend, piecewise, partition=partition, compiler=compiler, before_trace=before_trace
+        )
     if compiler is Compiler.INDUCTOR:
         from ostinato.runtime.runners.piecewise import CompiledRunner
 
-        full = CompiledRunner(backend, full, partition=Partition.INDUCTOR, max_tokens=compile_max_tokens)
+        full = CompiledRunner(
+            backend,
+            full,
+            partition=Partition.INDUCTOR,
+            max_tokens=compile_max_tokens,
+            before_trace=before_trace,
+        )
     return {RuntimeMode.FULL: full, RuntimeMode.PIECEWISE: piecewise}

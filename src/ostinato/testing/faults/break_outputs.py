@@ -20,6 +20,7 @@ class _Program:
     def __init__(self, compute: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.compute = compute
         self._kept: list[torch.Tensor] = []
+        self._break = graph_break(self.between)
 
     def before(self, x: torch.Tensor) -> torch.Tensor:
         return x + 1
@@ -32,7 +33,7 @@ class _Program:
         return h.sum(0)
 
     def whole(self, x: torch.Tensor) -> torch.Tensor:
-        return self.after(graph_break(self.between)(self.before(x)))
+        return self.after(self._break(self.before(x)))
 
 
 def _ten_times(h: torch.Tensor) -> torch.Tensor:
@@ -43,10 +44,10 @@ def _mean_row(h: torch.Tensor) -> torch.Tensor:
     return h.mean(0, keepdim=True)
 
 
-def _protected(device: str, later: Callable[[torch.Tensor], torch.Tensor]) -> Outcome:
+def _protected(device: str, partition: str, later: Callable[[torch.Tensor], torch.Tensor]) -> Outcome:
     program = _Program(_ten_times)
     x = torch.ones(4, 2, device=device)
-    config = GraphConfig(mode="piecewise", sizes=(4,))
+    config = GraphConfig(mode="piecewise", partition=partition, sizes=(4,))
     with Graphed(program.whole, example=(x,), config=config) as graphed:
         graphed.warm_up()
         graphed.capture()
@@ -76,7 +77,8 @@ FRESH_BREAK_OUTPUT = Fault(
     title="a break returns a fresh tensor; the next segment reads the captured one",
     source="vllm#53915, TensorRT-LLM#13354",
     plant=Plant(
-        protected=lambda device: _protected(device, _ten_times),
+        protected=lambda device: _protected(device, "breakable", _ten_times),
+        traced=lambda device: _protected(device, "fx", _ten_times),
         unprotected=lambda device: _unprotected(device, _ten_times, copies=False),
     ),
 )
@@ -85,8 +87,10 @@ CHANGED_BREAK_OUTPUT = Fault(
     title="a break returns another shape, dtype or rank than at capture",
     source="SGLang source",
     caught_by=BreakOutputError,
+    caught_when_traced=BreakOutputError,
     plant=Plant(
-        protected=lambda device: _protected(device, _mean_row),
+        protected=lambda device: _protected(device, "breakable", _mean_row),
+        traced=lambda device: _protected(device, "fx", _mean_row),
         unprotected=lambda device: _unprotected(device, _mean_row, copies=True),
     ),
 )

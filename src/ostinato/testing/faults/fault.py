@@ -29,6 +29,8 @@ class Plant:
     """Through the public API: raises the fault's typed error, or the outcome agrees."""
     unprotected: Callable[[str], Outcome]
     """On a bare backend: the outcome disagrees. Promised on the simulated backend only."""
+    traced: Callable[[str], Outcome] | None = None
+    """``protected`` where the callable is traced (partition fx); None: tracing makes no difference to the class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class Fault:
     plant: Plant
     caught_by: type[OstinatoError] | None = None
     """The error that ``plant.protected`` raises; None if the fault is prevented by construction."""
+    caught_when_traced: type[OstinatoError] | None = None
+    """The same for ``plant.traced``."""
 
 
 def agree(outcome: Outcome) -> bool:

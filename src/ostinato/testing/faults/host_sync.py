@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from ostinato.errors import HostSyncError
+from ostinato.errors import HostSyncError, UntraceableError
 from ostinato.runtime import GraphConfig, Graphed
 from ostinato.testing.faults.bare import bare_backend, record
 from ostinato.testing.faults.fault import Fault, Outcome, Plant
@@ -23,9 +23,9 @@ def _normalise_unseen(x: torch.Tensor) -> torch.Tensor:
     return x / ctypes.c_float.from_address(x.max().data_ptr()).value
 
 
-def _protected(device: str) -> Outcome:
+def _protected(device: str, config: GraphConfig) -> Outcome:
     x = torch.arange(8.0, device=device).view(4, 2)
-    with Graphed(_normalise, example=(x,), config=GraphConfig(sizes=(4,))) as graphed:
+    with Graphed(_normalise, example=(x,), config=config) as graphed:
         graphed.warm_up()
         graphed.capture()
         return _normalise(x), graphed(x)
@@ -46,5 +46,10 @@ HOST_SYNC = Fault(
     title=".item(), .tolist(), .cpu(), nonzero, print(tensor) during capture",
     source="all of them",
     caught_by=HostSyncError,
-    plant=Plant(protected=_protected, unprotected=_unprotected),
+    caught_when_traced=UntraceableError,
+    plant=Plant(
+        protected=lambda device: _protected(device, GraphConfig(sizes=(4,))),
+        traced=lambda device: _protected(device, GraphConfig(mode="piecewise", partition="fx", sizes=(4,))),
+        unprotected=_unprotected,
+    ),
 )

@@ -21,9 +21,10 @@ def _live(device: str) -> torch.Tensor:
     return torch.arange(6.0, device=device).view(3, 2)
 
 
-def _protected(device: str) -> Outcome:
+def _protected(device: str, partition: str) -> Outcome:
     example = torch.ones(4, 2, device=device)
-    with Graphed(_attend, example=(example,), config=GraphConfig(mode="piecewise", sizes=(4,))) as graphed:
+    config = GraphConfig(mode="piecewise", partition=partition, sizes=(4,))
+    with Graphed(_attend, example=(example,), config=config) as graphed:
         graphed.warm_up()
         graphed.capture()
         return _attend(_live(device)), graphed(_live(device))
@@ -44,5 +45,10 @@ UNBROKEN_ATTENTION = Fault(
     title='an attention op without a break mark silently captured in a "piecewise" graph',
     source="torchtitan#3685",
     caught_by=UnbrokenOpError,
-    plant=Plant(protected=_protected, unprotected=_unprotected),
+    caught_when_traced=UnbrokenOpError,
+    plant=Plant(
+        protected=lambda device: _protected(device, "breakable"),
+        traced=lambda device: _protected(device, "fx"),
+        unprotected=_unprotected,
+    ),
 )

@@ -192,6 +192,12 @@ def test_a_veto_on_full_graphs_is_eager_where_there_are_no_others(mode):
     assert (decision.key, decision.reason) == (None, Reason.VETOED)
 
 
+def test_a_veto_by_its_name():
+    """A string that equals the member must not be passed over."""
+    assert choose(vetoed(DECODE_2, "full"), table(BOTH, **REQS)).runtime_mode is RuntimeMode.PIECEWISE
+    assert choose(vetoed(DECODE_2, "graphs"), table(BOTH, **REQS)).runtime_mode is RuntimeMode.EAGER
+
+
 def test_a_veto_is_one_steps_own():
     keys = table(BOTH, **REQS)
     dispatcher = Dispatcher(keys.keys, bus=EventBus())

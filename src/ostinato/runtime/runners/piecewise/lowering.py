@@ -1,8 +1,9 @@
 """Breaks as custom ops: what a marked function becomes when a compiler traces the callable.
 
-The op is made from what eager warm-up saw: its schema from the arguments, its fake implementation from how
-the results' sizes followed the arguments' sizes from key to key. So a break needs no annotations. Ops
-carry torch's ``cudagraph_unsafe`` tag and count as having side effects, so that no compiler drops them.
+The op is made from what eager warm-up saw (`observation`): its schema from the arguments, its fake
+implementation from how the results' sizes followed the arguments' sizes from key to key. So a break needs no
+annotations. Ops carry torch's ``cudagraph_unsafe`` tag and count as having side effects, so that no compiler
+drops them.
 """
 
 from __future__ import annotations
@@ -17,39 +18,33 @@ from typing import Any
 import torch
 from torch.fx.node import has_side_effect
 
-from ostinato.errors import UntraceableBreakError
-from ostinato.runtime.breaks import BREAK_NAMESPACE, BreakPoint, call_break
-from ostinato.runtime.nest import leaves, map_leaves, skeleton
+from ostinato.runtime.breaks import BreakPoint, call_break
+from ostinato.runtime.nest import leaves, map_leaves
+from ostinato.runtime.runners.piecewise.observation import (
+    Fresh,
+    FromArgument,
+    Observation,
+    ResultRule,
+    observe_call,
+    result_rules,
+    schema_types,
+    untraceable,
+)
 
-__all__ = ["BreakLowering", "find_lowering"]
+__all__ = ["NAMESPACE", "BreakLowering", "find_lowering"]
 
-_LIBRARY = torch.library.Library(BREAK_NAMESPACE, "FRAGMENT")
+NAMESPACE = "ostinato_breaks"
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 _serial = itertools.count()
 _lowerings: dict[str, BreakLowering] = {}
-
-_SCHEMA_TYPES: dict[type, str] = {int: "SymInt", float: "float", bool: "bool", str: "str"}
 
 
 def find_lowering(target: Any) -> BreakLowering | None:
     """The break behind an op (an FX node's target, or what a dispatch mode sees), or None if it is another op."""
     if isinstance(target, torch._ops.OpOverloadPacket):
-        target = target.default
+        target = getattr(target, "default", target)  # many packets have no overload of that name
     schema = getattr(target, "_schema", None)
     return None if schema is None else _lowerings.get(schema.name)
-
-
-@dataclass(frozen=True)
-class _FromArgument:
-    """A result that is one of the arguments."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class _Fresh:
-    """A result that the op returns; ``index`` among them."""
-
-    index: int
 
 
 @dataclass
@@ -57,57 +52,35 @@ class BreakLowering:
     """Observations of one marked function, and the op made from them."""
 
     point: BreakPoint
-    observations: list[tuple[dict[str, Any], Any]] = field(default_factory=list)
-    """Per eager run: shapes of the arguments by name, and shapes of the fresh results."""
-    _types: dict[str, str] | None = None
-    """Argument -> schema type."""
-    _template: Any = None
-    _fresh: list[torch.dtype] = field(default_factory=list)
-    """Dtypes of the results that are no arguments."""
-    _skeleton: Any = None
+    observations: list[Observation] = field(default_factory=list)
+    """One an eager call."""
     op: Any = None
+    _names: list[str] = field(default_factory=list)
+    """Parameters, in the op's order: those that are keyword-only come last."""
+    _num_positional: int = 0
+    _stand_in: Callable[..., Any] | None = None
 
     def observe(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Take in one eager call.
 
         Raises:
-            UntraceableBreakError: an argument is of a type that no op can take, or the results nest otherwise
-                than before.
+            UntraceableBreakError: an argument is of a type that no op can take, or a result is a view of one.
         """
-        bound = inspect.signature(self.point.fn).bind(*args, **kwargs)
-        bound.apply_defaults()
-        arguments = dict(bound.arguments)
-        by_address = {t.data_ptr(): n for n, t in arguments.items() if isinstance(t, torch.Tensor)}
-        fresh: list[torch.Tensor] = []
+        self.observations.append(observe_call(self.point, args, kwargs, result))
 
-        def place(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor):
-                return leaf
-            owner = by_address.get(leaf.data_ptr())
-            if owner is not None and leaf.shape == arguments[owner].shape:
-                return _FromArgument(owner)
-            fresh.append(leaf)
-            return _Fresh(len(fresh) - 1)
+    def stand_in(self) -> Callable[..., Any]:
+        """What is traceable in place of the marked function, the same each time; makes the op on first use.
 
-        template = map_leaves(result, place)
-        if self._types is None:
-            self._types = {name: self._schema_type(name, value) for name, value in arguments.items()}
-            self._template, self._skeleton = template, skeleton(result)
-            self._fresh = [t.dtype for t in fresh]
-        elif skeleton(result) != self._skeleton:
-            raise self._untraceable("its results nest differently from call to call")
-        shapes = {n: tuple(t.shape) for n, t in arguments.items() if isinstance(t, torch.Tensor)}
-        self.observations.append((shapes, [tuple(t.shape) for t in fresh]))
-
-    def lower(self) -> Callable[..., Any]:
-        """The traceable stand-in for the marked function; makes the op on first use."""
-        assert self._types is not None, "a break is lowered after warm-up has seen it"
-        names = list(self._types)
+        Raises:
+            UntraceableBreakError: no one schema fits all calls, or the results follow no rule.
+        """
+        assert self.observations, "a break is lowered after warm-up has seen it"
+        if self._stand_in is not None:
+            return self._stand_in
+        self.op = self._register()
+        op, names, template = self.op, self._names, self._template
         defaults = {n: p.default for n, p in inspect.signature(self.point.fn).parameters.items()}
-        if self.op is None:
-            self.op = self._register(self._types)
-        op, template = self.op, self._template
-        num_fresh = len(self._fresh)
+        num_fresh = len(self.observations[0].fresh)
 
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             values = [*args, *(kwargs[n] if n in kwargs else defaults[n] for n in names[len(args) :])]
@@ -116,88 +89,68 @@ class BreakLowering:
             by_name = dict(zip(names, values, strict=True))
 
             def fill(leaf: Any) -> Any:
-                if isinstance(leaf, _Fresh):
+                if isinstance(leaf, Fresh):
                     return fresh[leaf.index]
-                return by_name[leaf.name] if isinstance(leaf, _FromArgument) else leaf
+                return by_name[leaf.name] if isinstance(leaf, FromArgument) else leaf
 
             return map_leaves(template, fill)
 
+        self._stand_in = stand_in
         return stand_in
 
-    def _register(self, types: dict[str, str]) -> Any:
+    @property
+    def _template(self) -> Any:
+        return self.observations[0].template
+
+    def _register(self) -> Any:
+        types = schema_types(self.point, self.observations)
+        rules = result_rules(self.point, self.observations)
+        self._names = list(types)
+        parameters = inspect.signature(self.point.fn).parameters
+        self._num_positional = sum(parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY for name in types)
         op_name = f"{re.sub(r'[^0-9a-zA-Z_]', '_', self.point.name)}_{next(_serial)}"
-        marks = iter("abcdefghijklmnopqrstuvwxyz")
+        marks = (f"Tensor(a{index}!)" for index in itertools.count())
         parts = []
         for name, kind in types.items():
-            is_written = name in self.point.mutates and kind == "Tensor"
-            parts.append(f"Tensor({next(marks)}!) {name}" if is_written else f"{kind} {name}")
-        returns = "(" + ", ".join(["Tensor"] * len(self._fresh)) + ")" if len(self._fresh) != 1 else "Tensor"
+            is_written = name in self.point.mutates and kind.startswith("Tensor")
+            parts.append(f"{kind.replace('Tensor', next(marks)) if is_written else kind} {name}")
+        returns = "(" + ", ".join(["Tensor"] * len(rules)) + ")" if len(rules) != 1 else "Tensor"
         tags = (torch.Tag.cudagraph_unsafe,) if hasattr(torch.Tag, "cudagraph_unsafe") else ()
         _LIBRARY.define(f"{op_name}({', '.join(parts)}) -> {returns}", tags=tags)
         _LIBRARY.impl(op_name, self.run, "CompositeExplicitAutograd")
-        rules = [self._size_rules(index) for index in range(len(self._fresh))]
-        torch.library.register_fake(f"{BREAK_NAMESPACE}::{op_name}", self._fake(list(types), rules), lib=_LIBRARY)
-        op = getattr(getattr(torch.ops, BREAK_NAMESPACE), op_name).default
+        torch.library.register_fake(f"{NAMESPACE}::{op_name}", self._fake(rules), lib=_LIBRARY)
+        op = getattr(getattr(torch.ops, NAMESPACE), op_name).default
         has_side_effect(op)
-        _lowerings[f"{BREAK_NAMESPACE}::{op_name}"] = self
+        _lowerings[f"{NAMESPACE}::{op_name}"] = self
         return op
 
     def run(self, *values: Any) -> Any:
-        """The op's real implementation: the break, by whoever handles breaks on this thread."""
-        result = call_break(self.point, values, {})
+        """The op's real implementation: the break, by whoever handles breaks on this thread.
+
+        Raises:
+            UntraceableBreakError: it returned something of another kind than in the first warm-up.
+        """
+        count = self._num_positional
+        args, kwargs = values[:count], dict(zip(self._names[count:], values[count:], strict=True))
+        result = call_break(self.point, args, kwargs)
+        if observe_call(self.point, args, kwargs, result).template != self._template:
+            raise untraceable(self.point, "what it returns differs in more than tensors from call to call")
         slots = [leaf for _, leaf in leaves(self._template)]
         found = [leaf for _, leaf in leaves(result)]
-        fresh = [value for slot, value in zip(slots, found, strict=True) if isinstance(slot, _Fresh)]
-        return _returned(fresh)
+        # Compilers take results for contiguous, as the fake implementation says; what lies in a bridge is.
+        return _returned([v.contiguous() for slot, v in zip(slots, found, strict=True) if isinstance(slot, Fresh)])
 
-    def _fake(self, names: list[str], rules: list[list[int | tuple[str, int]]]) -> Callable[..., Any]:
+    def _fake(self, rules: list[ResultRule]) -> Callable[..., Any]:
         def fake(*values: Any) -> Any:
-            by_name = dict(zip(names, values, strict=True))
-            anchor = next(v for v in values if isinstance(v, torch.Tensor))
-            made = [
-                anchor.new_empty([r if isinstance(r, int) else by_name[r[0]].shape[r[1]] for r in rule], dtype=dtype)
-                for rule, dtype in zip(rules, self._fresh, strict=True)
-            ]
+            given = dict(zip(self._names, values, strict=True))
+            made = []
+            for rule in rules:
+                sizes = [size if isinstance(size, int) else given[size[0]].shape[size[1]] for size in rule.sizes]
+                dtype = given[rule.dtype].dtype if isinstance(rule.dtype, str) else rule.dtype
+                made.append(torch.empty(sizes, dtype=dtype, device=rule.device))
             return _returned(made)
 
         return fake
-
-    def _size_rules(self, index: int) -> list[int | tuple[str, int]]:
-        """For each dimension of fresh result ``index``: a constant, or the (argument, dimension) it follows."""
-        shapes = [fresh[index] for _, fresh in self.observations]
-        if len({len(shape) for shape in shapes}) != 1:
-            raise self._untraceable("the rank of its result differs from call to call")
-        return [self._size_rule([shape[dim] for shape in shapes]) for dim in range(len(shapes[0]))]
-
-    def _size_rule(self, sizes: list[int]) -> int | tuple[str, int]:
-        arguments = [shapes for shapes, _ in self.observations]
-        for name, shape in arguments[0].items():
-            for dim in range(len(shape)):
-                if [observed[name][dim] for observed in arguments] == sizes and (
-                    len(set(sizes)) > 1 or (len(sizes) == 1 and dim == 0)
-                ):
-                    return name, dim
-        if len(set(sizes)) == 1:
-            return sizes[0]
-        raise self._untraceable(f"a size of its result ({sizes} over warm-up) follows no argument's size")
-
-    def _schema_type(self, name: str, value: Any) -> str:
-        if isinstance(value, torch.Tensor):
-            return "Tensor"
-        if value is None:
-            return "Tensor?"
-        kind = _SCHEMA_TYPES.get(type(value))
-        if kind is None:
-            raise self._untraceable(f"argument {name!r} is a {type(value).__name__}, which no op can take")
-        return kind
-
-    def _untraceable(self, why: str) -> UntraceableBreakError:
-        return UntraceableBreakError(
-            f"break {self.point.name!r} cannot become a custom op: {why}",
-            fix="pass tensors, numbers and strings, return tensors of sizes that follow them, or use "
-            "partition='breakable', which needs no tracing",
-            source=self.point.source,
-        )
 
 
 def _returned(values: list[torch.Tensor]) -> Any:

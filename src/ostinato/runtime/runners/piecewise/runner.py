@@ -8,18 +8,21 @@ whole graph is compiled, fused across breaks, and broken where the compiled code
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 
-from ostinato.errors import CaptureError, UnsupportedPartitionError
+from ostinato.errors import CaptureError, UnsupportedPartitionError, UntraceableError
 from ostinato.runtime.breaks import BreakPoint, handling_breaks
 from ostinato.runtime.capture import CaptureBackend
 from ostinato.runtime.keys import Compiler, GraphKey, Partition, RuntimeMode
+from ostinato.runtime.nest import tensors
 from ostinato.runtime.runners.piecewise.lowering import BreakLowering
+from ostinato.runtime.runners.piecewise.program import TracedProgram, outline
 from ostinato.runtime.runners.piecewise.split import Piece, SplitProgram, split_at_breaks
-from ostinato.runtime.runners.piecewise.trace import TracedProgram, trace
+from ostinato.runtime.runners.piecewise.trace import trace
 from ostinato.runtime.runners.plan import CapturedPlan
 from ostinato.runtime.runners.runner import BoundCall, Call, Runner
 
@@ -29,14 +32,17 @@ __all__ = ["CompiledRunner"]
 class CompiledRunner:
     """A `Runner` that traces the callable and lets another runner record it.
 
-    The first warm-up of each key runs the callable as it is, to learn what its breaks take and give; the
-    second traces it (once for all sizes, and once for size 1) and runs the traced program.
+    The first warm-up of each key runs the callable as it is, to learn what its breaks take and give and which
+    sizes differ from key to key; the second traces it (once, and once more where such a size is 1) and runs the
+    traced program. What it returns must be what the callable returned, but for the numbers in tensors.
 
     Args:
         inner: records the traced program.
         partition: FX splits at breaks; INDUCTOR leaves the traced graph whole.
         compiler: with FX, of each piece.
         max_tokens: larger keys are recorded uncompiled. None: no limit.
+        before_trace: called before each traced warm-up run, to undo what earlier runs changed in the callable's
+            own state: a trace must see what a capture should.
 
     Raises:
         UnsupportedPartitionError: Inductor's kernels for this device cannot be recorded.
@@ -50,6 +56,7 @@ class CompiledRunner:
         partition: Partition,
         compiler: Compiler = Compiler.NONE,
         max_tokens: int | None = None,
+        before_trace: Callable[[], None] | None = None,
     ) -> None:
         if backend.name == "simulated" and (partition is Partition.INDUCTOR or compiler is Compiler.INDUCTOR):
             raise UnsupportedPartitionError(
@@ -62,9 +69,11 @@ class CompiledRunner:
         self._partition = partition
         self._compiler = compiler
         self._max_tokens = max_tokens
+        self._before_trace = before_trace
         self._lowerings: dict[BreakPoint, BreakLowering] = {}
-        self._seen: set[GraphKey] = set()
-        self._programs: dict[bool, TracedProgram] = {}  # whether the size is 1 -> program
+        self._outlines: dict[GraphKey, Any] = {}  # of what the callable itself returned
+        self._shapes: dict[GraphKey, list[tuple[int, ...]]] = {}  # of the tensors it took
+        self._programs: dict[tuple[bool, ...], TracedProgram] = {}  # which of the differing sizes are 1 -> program
         self.pieces: list[Piece] = []
         """Of the last traced graph, with FX."""
 
@@ -72,41 +81,79 @@ class CompiledRunner:
         """See `Runner.warm_up`."""
         if self._is_plain(key):
             return self._inner.warm_up(key, call)
-        if key not in self._seen:
-            self._seen.add(key)
+        bound = _bound(call)
+        if key not in self._outlines:
             observer = _LoweringObserver(self._lowerings)
             with self._backend.session(), handling_breaks(observer, is_planning=True):
-                return call()
-        return self._inner.warm_up(key, self._traced(key, call))
+                result = call()
+            self._outlines[key] = outline(result)
+            self._shapes[key] = _shapes(bound)
+            return result
+        if self._before_trace is not None:
+            self._before_trace()
+        pattern = self._pattern(bound)
+        if pattern not in self._programs:
+            self._programs[pattern] = self._trace(bound, pattern)
+            if self._before_trace is not None:
+                self._before_trace()
+        result = self._inner.warm_up(key, self._bind(self._programs[pattern], bound))
+        if outline(result) != self._outlines[key]:
+            raise UntraceableError(
+                f"the traced program returns something else than the callable for {key}",
+                fix="return tensors and numbers that follow the arguments, or use partition='breakable'",
+                expected=self._outlines[key],
+                got=outline(result),
+            )
+        return result
 
     def capture(self, key: GraphKey, call: Call) -> CapturedPlan:
         """See `Runner.capture`."""
         if self._is_plain(key):
             return self._inner.capture(key, call)
-        if (key.num_tokens == 1) not in self._programs:
+        bound = _bound(call)
+        program = self._programs.get(self._pattern(bound))
+        if program is None:
             raise CaptureError("a key is captured before it was traced", fix="warm up twice before capture")
-        return self._inner.capture(key, self._traced(key, call))
+        return self._inner.capture(key, self._bind(program, bound))
 
     def _is_plain(self, key: GraphKey) -> bool:
         return self._max_tokens is not None and key.num_tokens > self._max_tokens
 
-    def _traced(self, key: GraphKey, call: Call) -> Call:
-        assert isinstance(call, BoundCall), "the facade binds calls"
-        is_single = key.num_tokens == 1
-        if is_single not in self._programs:
-            self._programs[is_single] = self._trace(call, key.num_tokens)
-        program = self._programs[is_single]
-        return lambda: program(call.args, call.kwargs)
+    def _pattern(self, call: BoundCall) -> tuple[bool, ...]:
+        """Which of the sizes that differ from key to key are 1 in this call."""
+        shapes = _shapes(call)
+        return tuple(shapes[index][dim] == 1 for index, dim in self._differing(self._shapes.values()))
 
-    def _trace(self, call: BoundCall, num_rows: int) -> TracedProgram:
-        lowerings = list(self._lowerings.values())
-        for lowering in lowerings:
-            lowering.point.lowering.call = lowering.lower()
+    def _differing(self, shapes: Iterable[list[tuple[int, ...]]]) -> list[tuple[int, int]]:
+        seen = list(shapes)
+        first = seen[0] if seen else []
+        return [
+            (index, dim)
+            for index, shape in enumerate(first)
+            for dim in range(len(shape))
+            if len({other[index][dim] for other in seen}) > 1
+        ]
+
+    def _trace(self, call: BoundCall, pattern: tuple[bool, ...]) -> TracedProgram:
+        sizes = self._differing(self._shapes.values())
+        alike = [s for s in self._shapes.values() if tuple(s[index][dim] == 1 for index, dim in sizes) == pattern]
+        with self._stand_ins():
+            return trace(call.fn, call.args, call.kwargs, self._compile, symbols=self._differing(alike))
+
+    def _bind(self, program: TracedProgram, call: BoundCall) -> Call:
+        with self._stand_ins():  # Dynamo's guards look at them
+            return program.bind(call.args, call.kwargs)
+
+    @contextmanager
+    def _stand_ins(self) -> Iterator[None]:
+        """Breaks are ops for as long as Dynamo looks."""
+        for point, lowering in self._lowerings.items():
+            point.lowering.call = lowering.stand_in()
         try:
-            return trace(call.fn, call.args, call.kwargs, self._compile, num_rows=num_rows)
+            yield
         finally:
-            for lowering in lowerings:
-                lowering.point.lowering.call = None
+            for point in self._lowerings:
+                point.lowering.call = None
 
     def _compile(self, module: torch.fx.GraphModule, example: list[Any]) -> Callable[..., Any]:
         if self._partition is Partition.INDUCTOR:
@@ -116,6 +163,15 @@ class CompiledRunner:
         if self._compiler is Compiler.INDUCTOR:
             _compile_pieces(program)
         return program
+
+
+def _bound(call: Call) -> BoundCall:
+    assert isinstance(call, BoundCall), "the facade binds calls"
+    return call
+
+
+def _shapes(call: BoundCall) -> list[tuple[int, ...]]:
+    return [tuple(tensor.shape) for tensor in tensors((call.args, call.kwargs))]
 
 
 class _LoweringObserver:

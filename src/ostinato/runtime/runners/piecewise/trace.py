@@ -1,179 +1,118 @@
-"""Trace a callable once with Dynamo and call the result without Dynamo.
+"""Trace a callable once with Dynamo, as one graph, and say where it cannot be traced.
 
-Dynamo's own guards cost milliseconds and would recompile inside a capture. So the traced graph's flat
-inputs are bound to where they come from (an argument, a size of an argument, or a fixed object such as a
-parameter), and later calls fill them in. Size 1 is traced by itself, since compilers treat it specially.
+Sizes that differ from key to key become symbols, all else is a constant under a guard. Size 1 is traced by
+itself, since compilers treat it specially: the runner sees to that. Dynamo's settings and caches are the
+process's, so they are changed for the trace alone, and nothing that others compiled is dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ostinato.errors import OstinatoError, UntraceableError
 from ostinato.runtime.capture.watch import user_frame
-from ostinato.runtime.nest import leaves, map_leaves, tensors
+from ostinato.runtime.nest import tensors
+from ostinato.runtime.runners.piecewise.program import GraphCompiler, TracedProgram
 
-__all__ = ["TracedProgram", "trace"]
+__all__ = ["trace"]
 
-_OURS = str(Path("ostinato", "runtime"))
-
-Compiler = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Any]]
-"""Turns a traced graph and its example inputs into something that runs it on flat inputs."""
-
-
-class _Output:
-    """Stands for one of the graph's outputs in the callable's result."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-
-class _Input:
-    """Stands for one of the callable's own tensors in its result."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-
-class TracedProgram:
-    """A traced callable. Call it with the same structure of arguments as it was traced with."""
-
-    def __init__(
-        self, run: Callable[..., Any], bindings: list[Callable[[list[torch.Tensor]], Any]], template: Any
-    ) -> None:
-        self.run = run
-        self._bindings = bindings
-        self._template = template
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = list(tensors((args, kwargs)))
-        outputs = self.run(*(bind(given) for bind in self._bindings))
-
-        def fill(leaf: Any) -> Any:
-            if isinstance(leaf, _Output):
-                return outputs[leaf.index]
-            return given[leaf.index] if isinstance(leaf, _Input) else leaf
-
-        return map_leaves(self._template, fill)
+_NOT_THE_USERS = (str(Path(__file__).parents[2]), str(Path(torch.__file__).parent))
+_FIX = (
+    "mark the function that cannot be traced with @graph_break or @opaque_op, or use partition='breakable', which "
+    "needs no tracing"
+)
+_SETTINGS = {
+    "automatic_dynamic_shapes": False,  # only what is marked becomes a symbol, whatever was traced before
+    "recompile_limit": 1 << 20,  # one code may be wrapped any number of times
+    "accumulated_recompile_limit": 1 << 20,
+}
 
 
 def trace(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], compiler: Compiler, *, num_rows: int
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    compiler: GraphCompiler,
+    *,
+    symbols: Collection[tuple[int, int]],
 ) -> TracedProgram:
-    """Trace ``fn(*args, **kwargs)``; first dimensions of ``num_rows`` become symbolic, unless they are 1.
+    """Trace and run ``fn(*args, **kwargs)``.
+
+    Args:
+        symbols: (position among the tensors of the arguments, dimension) of each size that differs in other calls.
 
     Raises:
         UntraceableError: Dynamo cannot trace the callable as one graph; the message names the op and line.
     """
     given = list(tensors((args, kwargs)))
-    seen: dict[str, Any] = {}
+    for index, dim in symbols:
+        torch._dynamo.mark_dynamic(given[index], dim)
 
-    def backend(module: torch.fx.GraphModule, example: list[Any]) -> Callable[..., Any]:
-        if "module" in seen:
-            raise UntraceableError("the callable was traced as more than one graph", fix="use partition='breakable'")
-        seen["module"] = module
-        compiled = compiler(module, example)
+    def compile_checked(module: torch.fx.GraphModule, example: list[Any]) -> Callable[..., Any]:
+        _refuse_data_dependence(module)
+        return compiler(module, example)
 
-        def run(*flat: Any) -> Any:
-            seen["flat"], seen["outputs"] = flat, compiled(*flat)
-            return seen["outputs"]
-
-        seen["run"] = compiled
-        return run
-
-    for tensor in given:
-        if num_rows > 1 and tensor.dim() > 0 and tensor.shape[0] == num_rows:
-            torch._dynamo.mark_dynamic(tensor, 0)
-    torch._dynamo.reset()
+    program = TracedProgram(fn, compile_checked)
     try:
-        result = torch.compile(fn, backend=backend, fullgraph=True, dynamic=None)(*args, **kwargs)
+        with torch._dynamo.config.patch(_SETTINGS):
+            program.first_run(args, kwargs)
     except OstinatoError:
         raise
     except Exception as error:
+        for cause in _causes(error):
+            if isinstance(cause, OstinatoError):
+                raise cause from error
         raise UntraceableError(
-            f"the compiler cannot trace the callable: {_first_line(error)}",
-            fix="mark the function that cannot be traced with @graph_break or @opaque_op, or use "
-            "partition='breakable', which needs no tracing",
-            at=_where(error),
+            f"the compiler cannot trace the callable: {_summary(error)}", fix=_FIX, at=_where(error)
         ) from error
-    finally:
-        torch._dynamo.reset()
-    if "flat" not in seen:
-        raise UntraceableError("the callable holds no tensor work to trace", fix="use partition='breakable'")
-    return TracedProgram(
-        seen["run"], _bind(seen["module"], seen["flat"], given), _template(result, seen["outputs"], given)
-    )
+    return program
 
 
-def _bind(
-    module: torch.fx.GraphModule, flat: tuple[Any, ...], given: list[torch.Tensor]
-) -> list[Callable[[list[torch.Tensor]], Any]]:
-    """Where each flat input comes from on a later call."""
-    nodes = [node for node in module.graph.nodes if node.op == "placeholder"]
-    symbols: dict[str, tuple[int, int]] = {}
-    positions: dict[int, int] = {}
-    for place, (node, value) in enumerate(zip(nodes, flat, strict=True)):
-        index = next((i for i, t in enumerate(given) if t is value), None)
-        if index is None:
-            continue
-        positions[place] = index
-        fake = node.meta.get("example_value")
-        for dim, size in enumerate(() if fake is None else fake.shape):
-            symbols.setdefault(str(size), (index, dim))
-    bindings: list[Callable[[list[torch.Tensor]], Any]] = []
-    for place, (node, value) in enumerate(zip(nodes, flat, strict=True)):
-        if place in positions:
-            bindings.append(_argument(positions[place]))
-        elif isinstance(value, int) and str(node.meta.get("example_value")) in symbols:
-            bindings.append(_size(*symbols[str(node.meta.get("example_value"))]))
-        else:
-            bindings.append(_constant(value))
-    return bindings
+def _refuse_data_dependence(module: torch.fx.GraphModule) -> None:
+    """Refuse what Dynamo lets pass: a number or size that only the data tells (``.item()``, boolean masks)."""
+    for node in module.graph.nodes:
+        value = node.meta.get("example_value")
+        if value is not None and free_unbacked_symbols(value):
+            name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+            what = "value" if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else "shape"
+            raise UntraceableError(
+                f"the compiler cannot trace the callable: the {what} of {name}() depends on the data",
+                fix=_FIX,
+                op=name,
+                at=_line_of(node),
+            )
 
 
-def _argument(index: int) -> Callable[[list[torch.Tensor]], Any]:
-    return lambda given: given[index]
+def _causes(error: BaseException | None) -> list[BaseException]:
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.append(error)
+        error = error.__cause__ or error.__context__
+    return found
 
 
-def _size(index: int, dim: int) -> Callable[[list[torch.Tensor]], Any]:
-    return lambda given: given[index].shape[dim]
-
-
-def _constant(value: Any) -> Callable[[list[torch.Tensor]], Any]:
-    return lambda given: value
-
-
-def _template(result: Any, outputs: Any, given: list[torch.Tensor]) -> Any:
-    flat = [leaf for _, leaf in leaves(outputs)]
-
-    def place(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        for index, output in enumerate(flat):
-            if output is leaf:
-                return _Output(index)
-        for index, tensor in enumerate(given):
-            if tensor is leaf:
-                return _Input(index)
-        raise UntraceableError(
-            "the callable returns a tensor that is neither computed in the graph nor an argument",
-            fix="return computed tensors, or use partition='breakable'",
-        )
-
-    return map_leaves(result, place)
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+def _summary(error: Exception) -> str:
+    """The first line, and Dynamo's explanation where it gives one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    explanation = next((line for line in lines if line.startswith("Explanation: ")), "")
+    return ": ".join(filter(None, (lines[0], explanation.removeprefix("Explanation: "))))
 
 
 def _where(error: Exception) -> str:
     """The user's line, from Dynamo's own stack where it has one."""
     for frame in reversed(getattr(error, "real_stack", None) or ()):
-        if _OURS not in frame.filename:
+        if not frame.filename.startswith(_NOT_THE_USERS):
             return f"{frame.filename}:{frame.lineno}"
     return user_frame()
+
+
+def _line_of(node: torch.fx.Node) -> str:
+    """The user's line that made ``node``."""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.stack_trace or "")
+    return next((f"{file}:{line}" for file, line in reversed(frames) if not file.startswith(_NOT_THE_USERS)), "unknown")
