@@ -71,6 +71,9 @@ def resolve_mode(request: ModeRequest) -> ResolvedMode:
         if compiler is Compiler.INDUCTOR:
             compiler = Compiler.NONE
             reasons.append("compile inductor is none: simulated graphs cannot record Inductor's CPU kernels")
+    if compiler is Compiler.INDUCTOR and mode is Mode.PIECEWISE and partition is Partition.BREAKABLE:
+        compiler = Compiler.NONE
+        reasons.append("compile inductor is none: breakable segments are recorded as the callable runs them")
     return ResolvedMode(asked=request.mode, mode=mode, partition=partition, compiler=compiler, reasons=tuple(reasons))
 
 

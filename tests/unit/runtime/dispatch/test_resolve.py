@@ -52,7 +52,7 @@ def test_drafts_need_more_than_single_token_decode(asked):
 
 @pytest.mark.parametrize(("partition", "compiler"), list(itertools.product(Partition, Compiler)))
 def test_a_device_compiles_as_asked_and_a_cpu_cannot(partition, compiler):
-    asked = {"mode": PIECE, "partition": partition, "compiler": compiler}
+    asked = {"mode": FULL, "partition": partition, "compiler": compiler}
     cuda = resolve_mode(ModeRequest(device_type="cuda", **asked))
     assert (cuda.partition, cuda.compiler, cuda.reasons) == (partition, compiler, ())
     cpu = resolve_mode(ModeRequest(device_type="cpu", **asked))
@@ -181,11 +181,13 @@ def test_more_support_never_gives_less():
         assert [reach[f.mode] for f in found] == sorted(reach[f.mode] for f in found), request
 
 
-def test_only_a_cpu_does_without_inductor():
+def test_only_a_cpu_and_breakable_segments_do_without_inductor():
     def keeps(request, found):
         if request.device_type == "cpu":
             return found.partition is not Partition.INDUCTOR and found.compiler is Compiler.NONE
-        return (found.partition, found.compiler) == (request.partition, request.compiler)
+        has_nothing_to_compile = found.mode is PIECE and found.partition is Partition.BREAKABLE
+        compiler = Compiler.NONE if has_nothing_to_compile else request.compiler
+        return (found.partition, found.compiler) == (request.partition, compiler)
 
     assert not every(keeps)
 

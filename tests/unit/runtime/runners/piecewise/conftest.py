@@ -18,6 +18,15 @@ def grown(value, rows):
     return map_tensors(value, lambda t: torch.cat([t] * 3)[:rows] if t.dim() and t.shape[0] == ROWS else t)
 
 
+@pytest.fixture(scope="package", autouse=True)
+def _one_thread():
+    """Small matrices gain nothing from threads, and lose much where a machine is busy."""
+    previous = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(previous)
+
+
 @pytest.fixture
 def traced():
     """``traced(fn, *args, **kwargs)``: the traced graph, and what runs it on other arguments.
