@@ -173,7 +173,8 @@ class LLM:
 
     def abort(self, request_id: str) -> None:
         """End a request; its last update says ABORT."""
-        self._loop.abort(request_id)
+        with self._updates.lock:
+            self._loop.abort(request_id)
 
     # --- about it ------------------------------------------------------------------------------
 
@@ -234,8 +235,9 @@ class LLM:
                 outputs.append(output)
                 try:
                     output.prompt_token_ids = encode(item)
-                    output.request_id = self._add(output.prompt_token_ids, one, None)
-                    self._updates.register(output.request_id, output.extend)
+                    with self._updates.lock:  # no other thread's step comes between
+                        output.request_id = self._add(output.prompt_token_ids, one, None)
+                        self._updates.register(output.request_id, output.extend)
                 except RequestError as error:
                     output.finish_reason, output.error = FinishReason.ERROR, error
             for output in outputs:
@@ -273,7 +275,8 @@ class LLM:
             raise RequestError("this model has no tokenizer, so no stop strings", fix="use stop_token_ids")
         validate_prompt(token_ids, vocab_size=self._vocab_size, max_model_len=self._max_model_len)
         name = request_id or f"request-{next(self._serial)}"
-        self._loop.add(Request(request_id=name, prompt_token_ids=token_ids, params=params or SamplingParams()))
+        with self._updates.lock:
+            self._loop.add(Request(request_id=name, prompt_token_ids=token_ids, params=params or SamplingParams()))
         return name
 
     def _require_open(self) -> Executor:

@@ -6,6 +6,7 @@ waits for a request registers for it, and updates that nobody waits for are kept
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ class RequestOutput:
 
 
 class UpdateRouter:
-    """Runs the loop's steps and hands each update to its receiver.
+    """Runs the loop's steps, one at a time over all threads, and hands each update to its receiver.
 
     Args:
         loop: whose steps are run.
@@ -50,6 +51,8 @@ class UpdateRouter:
     """
 
     def __init__(self, loop: EngineLoop, check_open: Callable[[], object]) -> None:
+        self.lock = threading.RLock()
+        """Held by each step; hold it for whatever else changes the loop."""
         self._loop = loop
         self._check_open = check_open
         self._receivers: dict[str, Callable[[RequestUpdate], None]] = {}
@@ -71,17 +74,19 @@ class UpdateRouter:
 
     def step(self) -> None:
         """Run one step."""
-        self._check_open()
-        for update in self._loop.step():
-            receive = self._receivers.get(update.request_id, self._unread.append)
-            if update.finish_reason is not None:
-                self._receivers.pop(update.request_id, None)
-            receive(update)
+        with self.lock:
+            self._check_open()
+            for update in self._loop.step():
+                receive = self._receivers.get(update.request_id, self._unread.append)
+                if update.finish_reason is not None:
+                    self._receivers.pop(update.request_id, None)
+                receive(update)
 
     def take_unread(self) -> list[RequestUpdate]:
         """Updates that nobody registered for, oldest first."""
-        unread, self._unread = self._unread, []
-        return unread
+        with self.lock:
+            unread, self._unread = self._unread, []
+            return unread
 
     def follow(self, request_id: str) -> Iterator[RequestUpdate]:
         """Updates of this request, running steps as needed. Leaving early aborts it."""
@@ -103,4 +108,5 @@ class UpdateRouter:
                 yield update
         finally:
             if not is_done:
-                self._loop.abort(request_id)
+                with self.lock:
+                    self._loop.abort(request_id)

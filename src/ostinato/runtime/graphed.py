@@ -15,13 +15,13 @@ from typing import Any, Self
 
 import torch
 
-from ostinato.errors import CaptureError, ClosedError, ConfigError, OstinatoError, RuntimeStateError
+from ostinato.errors import CaptureError, ClosedError, ConfigError, InputSpecError, OstinatoError, RuntimeStateError
 from ostinato.runtime.breaks import is_planning, is_recording
 from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, BridgePool, CallLayout, Sizes, Slot, Staging, StaticBuffers
 from ostinato.runtime.capture import CaptureBackend, select_backend
 from ostinato.runtime.config import GraphConfig
 from ostinato.runtime.dispatch import Decision, Dispatcher, ModeRequest, Reason, ResolvedMode, resolve_mode
-from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch, Partition
+from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch, Mode, Partition
 from ostinato.runtime.memory import Ledger
 from ostinato.runtime.nest import tensors
 from ostinato.runtime.planning import largest_size, plan_keys
@@ -55,7 +55,9 @@ class Graphed:
     Use as a context manager: it owns graphs and fixed buffers.
 
     Args:
-        fn: the callable. Its tensor arguments have one row a token (or request) in dimension 0.
+        fn: the callable. Its tensor arguments have one row a token (or request) in dimension 0, and so have its
+            results. Rows are independent: a row's result may not depend on other rows or on how many there are,
+            since padded rows run along. It writes into no argument.
         example: positional arguments of an example call; fixes names, shapes, dtypes and frozen values.
         example_kwargs: keyword arguments of that call.
         slots: instead of an example: name -> `Slot`, one positional argument each.
@@ -86,6 +88,12 @@ class Graphed:
         after_warm_up: Callable[[], None] | None = None,
         sinks: Sequence[Sink] = (),
     ) -> None:
+        if example is not None and not isinstance(example, tuple):
+            raise ConfigError(f"example is a {type(example).__name__}", fix="pass a tuple of arguments: example=(x,)")
+        if not callable(fn):
+            raise ConfigError(f"a {type(fn).__name__} cannot be called", fix="pass a function or a module")
+        if config is not None and not isinstance(config, GraphConfig):
+            raise ConfigError(f"config is a {type(config).__name__}", fix="pass GraphConfig(...)")
         has_example = example is not None or example_kwargs is not None
         if has_example == (slots is not None):
             raise ConfigError("give either example=(...) or slots={...}", fix="pass one example call, or one Slot each")
@@ -114,6 +122,8 @@ class Graphed:
         self._max_sizes = {NUM_TOKENS: max_size, NUM_REQS: self.config.max_num_reqs or max_size}
         self.buffers = StaticBuffers(self._layout.slots, max_sizes=self._max_sizes, device=self.device)
         keys = plan_keys(self.config, self.mode.mode, max_size=max_size, on_drop=self._report_drop)
+        if not keys and self.mode.mode is not Mode.NONE:
+            raise ConfigError("no size is left to capture", fix="choose sizes that are multiples of size_multiple")
         self._dispatcher = Dispatcher(keys, bus=self._bus, max_padding=self.config.padding_limit)
         self._bridges = BridgePool()
         self._runners = make_runners(
@@ -159,6 +169,8 @@ class Graphed:
                     if on_key is not None and run == num_runs - 1:
                         on_key(key)
                 self._warm_up_witness()
+        if self.config.max_num_reqs is None:  # with requests, an output may have one row a request
+            self._delivery.check()
         if self._after_warm_up is not None:
             self._after_warm_up()
         self._stage = _Stage.WARM
@@ -330,7 +342,13 @@ class Graphed:
 
     def _warm_up_one(self, key: GraphKey) -> None:
         self._make_ready(key)
+        version = self.buffers.arena._version
         outputs = self._runners[key.runtime_mode].warm_up(key, self._bind(key))
+        if self.buffers.arena._version != version:
+            raise InputSpecError(
+                "the callable writes into its arguments; a replay would write into its own buffers instead",
+                fix="clone the argument inside the callable, and return the result",
+            )
         self._delivery.observe(outputs, key.num_tokens)
 
     def _warm_up_witness(self) -> None:

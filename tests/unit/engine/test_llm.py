@@ -546,3 +546,19 @@ def test_the_requests_record_is_left_to_the_engine(llm: LLM) -> None:
     assert request.prompt_token_ids == [5, 6, 7]
     llm.abort(name)
     llm.step()
+
+
+def test_threads_share_one_engine(llm: LLM) -> None:
+    expected = llm.generate(["good"], SamplingParams(max_tokens=8))[0].token_ids
+    found: list[object] = []
+
+    def ask() -> None:
+        for _ in range(10):
+            found.append(llm.generate(["good"], SamplingParams(max_tokens=8))[0].token_ids)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [expected] * 40

@@ -296,7 +296,7 @@ def test_nested_inputs_and_keywords(ready):
 
 def test_a_fixed_index_input_is_safe_at_warm_up(ready):
     def fn(x, index, table):
-        x.fill_(1e9)  # what lies where another bucket has its index
+        x.data.fill_(1e9)  # past the check of written arguments: what lies where another bucket has its index
         return x + table[index].sum()
 
     table = torch.arange(3.0)
@@ -484,3 +484,42 @@ def test_callables_capture_side_by_side(ready):
         thread.join()
     assert made == {0: True, 1: True, 2: True}
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize(
+    "fn", [lambda x: torch.cat([x, x]), lambda x: (x + 1).reshape(-1), lambda x: (x + 1).t()], ids=["cat", "flat", "t"]
+)
+@pytest.mark.parametrize("mode", ["full", "piecewise"])
+def test_a_result_that_cannot_be_cut_to_the_live_rows_is_refused(fn, mode):
+    graphed = Graphed(fn, example=(torch.ones(8, 4),), config=GraphConfig(mode=mode, sizes=(2, 4, 8)))
+    with graphed, pytest.raises(ConfigError, match="output 0 follows the batch"):
+        graphed.warm_up()
+
+
+def test_a_callable_that_writes_into_its_argument_is_refused():
+    graphed = Graphed(lambda x: x.add_(1), example=(torch.ones(4, 4),), config=GraphConfig(sizes=(2, 4)))
+    with graphed, pytest.raises(InputSpecError, match="writes into its arguments"):
+        graphed.warm_up()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "words"),
+    [
+        ((3,), {"example": (torch.ones(2, 2),)}, "cannot be called"),
+        ((torch.nn.ReLU(),), {"example": torch.ones(2, 2)}, "example is a Tensor"),
+        ((torch.nn.ReLU(),), {"example": (torch.ones(2, 2),), "config": {"mode": "full"}}, "config is a dict"),
+        (
+            (torch.nn.ReLU(),),
+            {"example": (torch.ones(2, 2),), "config": GraphConfig(sizes=(3, 5), size_multiple=4)},
+            "no size is left",
+        ),
+        (
+            (torch.nn.ReLU(),),
+            {"example": (torch.ones(2, 2),), "config": GraphConfig(sizes=(10**15,))},
+            "cannot be allocated",
+        ),
+    ],
+)
+def test_slips_of_a_newcomer_are_told(arguments, settings, words):
+    with pytest.raises(ConfigError, match=words):
+        Graphed(*arguments, **settings)

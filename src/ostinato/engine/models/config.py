@@ -58,6 +58,7 @@ class ModelConfig:
             raise CheckpointError(
                 f"config.json lacks {', '.join(missing)}", fix="restore it from where the model comes from"
             )
+        _check_counts(hf)
         activation = hf.get("hidden_act", "silu")
         if activation not in ("silu", "swish"):
             raise UnsupportedArchitectureError(f"the engine has no activation {activation!r}", fix="use a SiLU model")
@@ -94,3 +95,13 @@ class ModelConfig:
             has_tied_head=bool(hf.get("tie_word_embeddings", False)),
             traits=traits,
         )
+
+
+def _check_counts(hf: Mapping[str, Any]) -> None:
+    for name in (*_REQUIRED, "num_key_value_heads", "head_dim", "max_position_embeddings"):
+        value = hf.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise CheckpointError(
+                f"config.json gives {name} as {value!r}, which is no positive integer",
+                fix="restore it from where the model comes from",
+            )

@@ -40,7 +40,14 @@ class StaticBuffers:
         self.max_sizes = dict(max_sizes)
         self._places: dict[tuple[int, int], list[tuple[str, int, tuple[int, ...]]]] = {}
         self._views: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
-        self.arena = torch.zeros(self.num_bytes_at(max_sizes), dtype=torch.uint8, device=device)
+        num_bytes = self.num_bytes_at(max_sizes)
+        try:
+            self.arena = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            raise ConfigError(
+                f"the static inputs of a step of {max_sizes} need {num_bytes:,} bytes, which cannot be allocated",
+                fix="lower the largest sizes",
+            ) from error
         self._address = self.arena.data_ptr()
 
     @property

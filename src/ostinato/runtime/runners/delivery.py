@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ostinato.errors import ConfigError
 from ostinato.runtime.nest import map_tensors, tensors
 from ostinato.runtime.runners.layout import RowLayout
 
@@ -26,11 +27,23 @@ class Delivery:
     def __init__(self, *, copies: bool) -> None:
         self._copies = copies
         self._layout = RowLayout()
+        self._shapes: dict[int, dict[int, tuple[int, ...]]] = {}  # output -> rows -> shape
 
     def observe(self, outputs: Any, num_rows: int) -> None:
         """Take in the outputs of a run of ``num_rows`` rows."""
         for position, tensor in enumerate(tensors(outputs)):
             self._layout.observe(position, tensor, num_rows)
+            self._shapes.setdefault(position, {})[num_rows] = tuple(tensor.shape)
+
+    def check(self) -> None:
+        """Raise `ConfigError` if an output grows with the batch otherwise than by one row a token: it cannot be cut."""
+        for position, shapes in self._shapes.items():
+            if len(set(shapes.values())) > 1 and not self._layout.is_batch_major(position):
+                raise ConfigError(
+                    f"output {position} follows the batch, but not with one row a token in dimension 0",
+                    fix="return it with the batch first, or reshape it outside the wrapped callable",
+                    shapes=shapes,
+                )
 
     def deliver(self, outputs: Any, num_live: int) -> Any:
         """The outputs of a replay that had ``num_live`` real rows."""

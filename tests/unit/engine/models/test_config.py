@@ -116,3 +116,9 @@ def test_dummy_weights_follow_the_seed(hf):
     assert not torch.equal(first, other)
     assert torch.isfinite(first).all()
     assert torch.equal(models[0].norm.weight, torch.ones(48))
+
+
+@pytest.mark.parametrize(("name", "value"), [("num_attention_heads", "four"), ("hidden_size", -128), ("head_dim", 0)])
+def test_a_count_that_is_none_is_refused(name, value):
+    with pytest.raises(CheckpointError, match=name):
+        ModelConfig.from_hf({**LLAMA, name: value})
