@@ -42,7 +42,8 @@ class StaticBuffers:
         self._views: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
         num_bytes = self.num_bytes_at(max_sizes)
         try:
-            self.arena = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+            with torch.inference_mode(False):  # wherever it is made, it can be written and watched everywhere
+                self.arena = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             raise ConfigError(
                 f"the static inputs of a step of {max_sizes} need {num_bytes:,} bytes, which cannot be allocated",

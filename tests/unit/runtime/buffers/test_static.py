@@ -102,3 +102,14 @@ def test_a_mirror_has_the_same_layout(buffers):
     buffers.views_of(mirror, sizes(3))["ids"].copy_(torch.tensor([1, 2, 3]))
     buffers.arena.copy_(mirror)
     assert buffers.views(sizes(3))["ids"].tolist() == [1, 2, 3]
+
+
+def test_buffers_made_in_inference_mode_are_as_good_as_any():
+    with torch.inference_mode():
+        buffers = StaticBuffers(
+            {"x": Slot(shape=(None, 2), dtype=torch.float32)},
+            max_sizes={"num_tokens": 4, "num_reqs": 4},
+            device=torch.device("cpu"),
+        )
+    buffers.arena.fill_(0)
+    assert not buffers.arena.is_inference()
