@@ -200,7 +200,7 @@ def test_a_break_that_cannot_be_an_op_can_still_be_a_break(ready, brk, why):
     marked = graph_break(brk)
 
     def fn(x):
-        return marked(x + 1) * 2
+        return marked(x + 1)[: len(x)] * 2
 
     with pytest.raises(UntraceableBreakError, match=why):
         ready(fn, torch.ones(8, 2), sizes=(4, 8), **FX)
