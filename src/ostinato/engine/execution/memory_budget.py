@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from ostinato.engine.config import EngineConfig
-from ostinato.engine.kvcache import bytes_per_token
+from ostinato.engine.kvcache import bytes_per_token, how_many_pages
 from ostinato.engine.models import ModelConfig
+from ostinato.engine.paging import pages_for
 from ostinato.errors import OutOfMemoryError
 
 __all__ = ["available_bytes", "check_weights_fit", "choose_kv_tokens"]
@@ -59,15 +60,15 @@ def choose_kv_tokens(config: EngineConfig, model: ModelConfig, *, element_bytes:
         head_dim=model.head_dim,
         element_bytes=element_bytes,
     )
-    page_bytes = token_bytes * config.page_size
     budget = int(available_bytes(device) * _KV_SHARE[device.type])
-    fitting = (budget // page_bytes - 1) * config.page_size  # one page is the null page
+    pages = how_many_pages(budget_bytes=budget, page_size=config.page_size, token_bytes=token_bytes)
+    fitting = (pages - 1) * config.page_size  # one page is the null page
     if config.kv_tokens is not None:
-        wanted = -(-config.kv_tokens // config.page_size) * config.page_size
+        wanted = pages_for(config.kv_tokens, config.page_size) * config.page_size
         if wanted > fitting:
             raise _does_not_fit(wanted, fitting, token_bytes, fix="lower kv_tokens")
         return wanted
-    longest = -(-config.max_model_len // config.page_size) * config.page_size
+    longest = pages_for(config.max_model_len, config.page_size) * config.page_size
     if longest > fitting:
         raise _does_not_fit(longest, fitting, token_bytes, fix="lower max_model_len, or set kv_tokens")
     return min(longest * config.max_num_reqs, fitting)

@@ -6,6 +6,8 @@ Used by `engine.execution` when it sizes the cache and by the memory report.
 
 from __future__ import annotations
 
+from ostinato.engine.paging import pages_for
+
 __all__ = ["bytes_per_token", "how_many_pages", "pages_for_tokens"]
 
 
@@ -27,4 +29,4 @@ def how_many_pages(*, budget_bytes: int, page_size: int, token_bytes: int) -> in
 
 def pages_for_tokens(*, num_tokens: int, page_size: int) -> int:
     """Pages, the null page included, that are needed to hold ``num_tokens`` tokens."""
-    return 1 + -(-num_tokens // page_size)
+    return 1 + pages_for(num_tokens, page_size)
