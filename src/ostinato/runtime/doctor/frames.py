@@ -6,7 +6,7 @@ has none, and then torch's own innermost line is named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FrameType, TracebackType
 
@@ -52,16 +52,28 @@ def user_stack(below: CodeType, frame: FrameType | None) -> Stack:
 
 
 def frames_of_error(error: BaseException, below: CodeType) -> Stack:
-    """The stack on which ``error`` was raised, down from the frame that runs ``below``."""
+    """The stack on which ``error`` was raised, down from the frame that runs ``below``.
+
+    An error that was translated above that frame has its cause's stack.
+    """
+    raised: BaseException | None = error
+    while raised is not None:
+        frames = _raising_frames(raised)
+        codes = [frame.f_code for frame, _ in frames]
+        if below in codes:
+            return _stack(reversed(frames[len(codes) - codes[::-1].index(below) :]))
+        raised = raised.__cause__
+    return _stack(reversed(_raising_frames(error)))
+
+
+def _raising_frames(error: BaseException) -> list[tuple[FrameType, int]]:
+    """Frames and lines of the traceback, outermost first."""
     found: list[tuple[FrameType, int]] = []
     step: TracebackType | None = error.__traceback__
     while step is not None:
-        if step.tb_frame.f_code is below:
-            found.clear()
-        else:
-            found.append((step.tb_frame, step.tb_lineno))
+        found.append((step.tb_frame, step.tb_lineno))
         step = step.tb_next
-    return _stack(reversed(found))
+    return found
 
 
 def _walk(below: CodeType, frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
@@ -70,7 +82,7 @@ def _walk(below: CodeType, frame: FrameType | None) -> Iterator[tuple[FrameType,
         frame = frame.f_back
 
 
-def _stack(innermost_first: Iterator[tuple[FrameType, int]]) -> Stack:
+def _stack(innermost_first: Iterable[tuple[FrameType, int]]) -> Stack:
     users: list[Frame] = []
     place: Frame | None = None
     for frame, line in innermost_first:
