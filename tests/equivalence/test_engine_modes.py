@@ -160,6 +160,42 @@ def test_tokens_are_those_of_eager(
 
 
 @pytest.mark.parametrize("mode", ["none", "full_and_piecewise"])
+def test_overlapped_steps_give_the_same_tokens(
+    tiny_dir: Callable[[str], Path], alone: Callable[[str], list[list[int]]], mode: str
+) -> None:
+    """Launching a step before the tokens of the one before are read changes nothing, under preemption too."""
+    preemptions = Preemptions()
+    with LLM(str(tiny_dir("llama")), mode=mode, kv_tokens=288, overlap=True, sinks=[preemptions], **SETTINGS) as llm:
+        assert serve(llm) == alone("llama")
+    assert preemptions.count > 0
+
+
+SAMPLED = [
+    SamplingParams(max_tokens=20, temperature=1.5, seed=3, ignore_eos=True),
+    SamplingParams(max_tokens=9, repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=0.3, logprobs=3),
+    SamplingParams(max_tokens=30, temperature=0.8, top_k=5, top_p=0.9, seed=4, frequency_penalty=1.0),
+    SamplingParams(max_tokens=30, temperature=2.0, seed=5, stop_token_ids=tuple(range(0, 272, 9))),
+    SamplingParams(max_tokens=30, stop=("e",), temperature=1.0, seed=6),
+    SamplingParams(max_tokens=3),
+]
+
+
+def test_overlap_changes_no_sampled_token(tiny_dir: Callable[[str], Path]) -> None:
+    """Seeds, penalties, stop rules and log-probabilities see the token that is still on the device."""
+    found = []
+    for overlap in (False, True):
+        with LLM(str(tiny_dir("llama")), mode="auto", kv_tokens=2048, overlap=overlap, **SETTINGS) as llm:
+            outputs = llm.generate(prompts()[: 2 * len(SAMPLED)], SAMPLED * 2)
+        found.append(outputs)
+    for one, other in zip(*found, strict=True):
+        assert (one.token_ids, one.text, one.finish_reason) == (other.token_ids, other.text, other.finish_reason)
+        for a, b in zip(one.logprobs, other.logprobs, strict=True):  # batches differ, so sums may be rounded otherwise
+            assert (a.token_id, a.rank) == (b.token_id, b.rank)
+            assert a.logprob == pytest.approx(b.logprob, abs=1e-4)
+    assert {output.finish_reason for output in found[0]} == {FinishReason.LENGTH, FinishReason.STOP}
+
+
+@pytest.mark.parametrize("mode", ["none", "full_and_piecewise"])
 def test_one_call_for_all(tiny_dir: Callable[[str], Path], alone: Callable[[str], list[list[int]]], mode: str) -> None:
     with LLM(str(tiny_dir("llama")), mode=mode, kv_tokens=2048, **SETTINGS) as llm:
         assert [output.token_ids for output in llm.generate(prompts(), PARAMS)] == alone("llama")

@@ -239,7 +239,7 @@ def decode_batch(executor: Executor, loaded: LoadedModel, lengths: Sequence[int]
         scheduler.add(Request(request_id=str(index), prompt_token_ids=prompt))
     batch = scheduler.schedule()
     while batch.uniform_query_len is None or batch.num_reqs < len(lengths):
-        complete(scheduler, batch, executor.execute(batch))
+        complete(scheduler, batch, executor.execute(batch).logits)
         batch = scheduler.schedule()
     return scheduler, batch
 
@@ -301,7 +301,7 @@ def test_logits_are_those_of_eager_at_the_same_padded_shape(models: Models, dtyp
     def check(executor: Executor, batch: ScheduledBatch, mode: RuntimeMode) -> torch.Tensor:
         decision = executor.graphed.decide(executor._live_batch(batch))
         assert decision.runtime_mode is mode and decision.key is not None
-        logits = executor.execute(batch).clone()
+        logits = executor.execute(batch).logits.clone()
         replayed = executor.graphed.plans[decision.key].outputs.clone()
         eager = eager_forward(executor, batch)  # writes the same keys and values once more
         assert replayed.shape == eager.shape
@@ -354,7 +354,7 @@ def test_a_decode_replay_allocates_nothing_and_waits_for_nothing(
 
         monkeypatch.setattr(executor.graphed, "run", watched)
         for _ in range(6):
-            complete(scheduler, batch, executor.execute(batch))
+            complete(scheduler, batch, executor.execute(batch).logits)
             batch = scheduler.schedule()
         assert counted == [0] * 6
 
@@ -384,7 +384,7 @@ def test_only_live_slots_and_the_null_slot_are_written(models: Models) -> None:
                     lengths.pop(0)
                 batch = scheduler.schedule()
                 before = [slots.clone() for slots in flat]
-                logits = executor.execute(batch)
+                logits = executor.execute(batch).logits
                 assert logits.isfinite().all(), (backend, mode, step)
                 changed: set[int] = set()
                 for old, new in zip(before, flat, strict=True):
@@ -416,9 +416,9 @@ def test_two_executors_of_one_process_share_the_pool_in_peace(models: Models, mo
         assert answers[0] != answers[1]
         # In turn, step by step.
         states = [decode_batch(executor, loaded, [3, 50, 20]) for executor, loaded in zip(executors, both, strict=True)]
-        alone = [executor.execute(batch).clone() for executor, (_, batch) in zip(executors, states, strict=True)]
+        alone = [executor.execute(batch).logits.clone() for executor, (_, batch) in zip(executors, states, strict=True)]
         for _ in range(3):
-            together = [executor.execute(batch) for executor, (_, batch) in zip(executors, states, strict=True)]
+            together = [executor.execute(batch).logits for executor, (_, batch) in zip(executors, states, strict=True)]
             for ours, theirs in zip(together, alone, strict=True):
                 assert torch.equal(ours, theirs)
         executors[0].close()

@@ -56,6 +56,8 @@ class EngineConfig:
         partition: how piecewise graphs are made; "breakable" needs no compiler.
         compile: "inductor" compiles the work inside full graphs, and with partition "fx" the pieces.
         compile_max_tokens: full graphs of more tokens are captured uncompiled; None compiles all.
+        overlap: launch a step before the tokens of the step before are read; None does so on CUDA, where the
+            device works while the host prepares.
         attention: backend name; "auto" is triton on CUDA and torch on a CPU.
         page_size: tokens in a page; 16 keeps the waste below 16 tokens a request with short block tables.
         max_model_len: tokens a request may hold, prompt and output together.
@@ -79,6 +81,7 @@ class EngineConfig:
     partition: str = "breakable"
     compile: str = "none"
     compile_max_tokens: int | None = None
+    overlap: bool | None = None
     attention: str = "auto"
     page_size: int = 16
     max_model_len: int | None = None
@@ -102,6 +105,8 @@ class EngineConfig:
             if value is None and name != "page_size":
                 continue
             _check_int(name, value, low=1, high=None)
+        if self.overlap not in (None, True, False):
+            raise ConfigError("overlap must be true, false or None", field="overlap", got=repr(self.overlap))
         _check_int("seed", self.seed, low=0, high=2**63 - 1)
         if self.kv_tokens is not None and self.kv_tokens < self.page_size:
             _contradiction("kv_tokens", self.kv_tokens, f">= page_size ({self.page_size})", "raise kv_tokens")
@@ -150,6 +155,9 @@ def resolve_engine_config(
     if config.attention == "auto":
         backend = "triton" if device_kind == "cuda" else "torch"
         choose("attention", backend, f"the default backend on {device_kind}")
+    if config.overlap is None:
+        why = "the device works while the host prepares" if device_kind == "cuda" else "host and device are one"
+        choose("overlap", device_kind == "cuda", why)
     if config.max_model_len is None:
         default = _DEFAULT_MODEL_LEN[device_kind]
         reason = f"the smaller of the model's {model_max_len} and the {device_kind} default {default}"

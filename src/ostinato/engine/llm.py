@@ -92,6 +92,7 @@ class LLM:
             eos_token_ids=() if self.tokenizer is None else self.tokenizer.eos_token_ids,
             max_model_len=self._max_model_len,
             seed=self.config.seed,
+            overlap=bool(self.config.overlap),
             bus=EventBus(*sinks),
         )
         self._serial = itertools.count()
@@ -179,7 +180,10 @@ class LLM:
     # --- about it ------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """``{"dispatch": counters, "graphs": {count, segments, pool_bytes, capture_seconds}, "config": resolved}``."""
+        """``{"dispatch": counters, "graphs": {count, segments, pool_bytes, capture_seconds}, "host", "config"}``.
+
+        "host" is `HostTime.to_dict`: the host's work a step, less its waiting for the device.
+        """
         executor = self._require_open()
         plans = executor.graphed.plans.values()
         graphed = executor.graphed
@@ -197,6 +201,7 @@ class LLM:
                 "pool_bytes": graphed.backend.memory().reserved_bytes,
                 "capture_seconds": executor.capture_seconds,
             },
+            "host": self._loop.host_time.to_dict(),
             "config": config,
         }
 

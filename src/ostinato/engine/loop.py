@@ -1,33 +1,83 @@
-"""`EngineLoop`: one step of the engine: schedule, execute, sample, deliver.
+"""`EngineLoop`: one step of the engine: schedule, launch, sample, deliver.
 
-Owns no model and no thread: it ties the scheduler, the executor, sampling and text together. A request that
-goes wrong ends alone; an exception that leaves `step` leaves the same step to be scheduled again.
+Owns no model and no thread: it ties the scheduler, the executor, sampling and text together. With ``overlap`` a
+step is launched before the tokens of the step before are read, so that the host's work runs while the device
+computes; a request that a token ends (a stop token, a stop string) has then run one step too many, whose token
+nobody sees. A request that goes wrong ends alone; an exception that leaves `step` leaves the same step to be
+scheduled again.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from ostinato.engine.request import FinishReason, Request, TokenLogprobs, natural_finish
-from ostinato.engine.sampling import sample
+from ostinato.engine.sampling import PendingSample, start_sampling
 from ostinato.engine.scheduler import ScheduledBatch, Scheduler
 from ostinato.engine.text import IncrementalDetokenizer, StopStrings, Tokenizer
 from ostinato.errors import OstinatoError
 from ostinato.telemetry import EventBus, RequestPreempted
 
-__all__ = ["EngineLoop", "RequestUpdate", "StepExecutor"]
+__all__ = ["EngineLoop", "HostTime", "LaunchedStep", "RequestUpdate", "StepExecutor"]
+
+
+class LaunchedStep(Protocol):
+    """What the loop needs of `execution.StepOutput`."""
+
+    @property
+    def logits(self) -> torch.Tensor:
+        """[num_sampling, vocab], of the items that sample, in order."""
+        ...
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """[num_sampling] int64, greedy choices; written by the sampler, read by the next step."""
+        ...
+
+    @property
+    def newest(self) -> torch.Tensor | None:
+        """[num_sampling] int64, the tokens that were pending when the step was launched, or None."""
+        ...
 
 
 class StepExecutor(Protocol):
     """What the loop needs of `execution.Executor`."""
 
-    def execute(self, batch: ScheduledBatch) -> torch.Tensor:
-        """Logits [num_sampling, vocab] of the items that sample, in order."""
+    def execute(self, batch: ScheduledBatch) -> LaunchedStep:
+        """Launch a step."""
         ...
+
+
+@dataclass
+class HostTime:
+    """Where the host's time went, over all steps: ``busy`` with its own work, ``waiting`` for the device."""
+
+    num_steps: int = 0
+    busy_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """``{"steps", "busy_seconds", "waiting_seconds", "busy_us_per_step"}``."""
+        return {
+            "steps": self.num_steps,
+            "busy_seconds": self.busy_seconds,
+            "waiting_seconds": self.waiting_seconds,
+            "busy_us_per_step": round(self.busy_seconds / max(self.num_steps, 1) * 1e6, 1),
+        }
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    """A step whose tokens have not been read."""
+
+    batch: ScheduledBatch
+    sample: PendingSample | None
+    """None if nobody samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +126,7 @@ class EngineLoop:
         eos_token_ids: tokens that end a request unless it ignores them.
         max_model_len: tokens a request may hold.
         seed: of the stream for requests without a seed of their own.
+        overlap: launch a step before the tokens of the step before are read.
         bus: receives preemption events.
     """
 
@@ -88,6 +139,7 @@ class EngineLoop:
         eos_token_ids: Collection[int],
         max_model_len: int,
         seed: int = 0,
+        overlap: bool = False,
         bus: EventBus | None = None,
     ) -> None:
         self._executor = executor
@@ -96,6 +148,9 @@ class EngineLoop:
         self._eos_token_ids = frozenset(eos_token_ids)
         self._max_model_len = max_model_len
         self._generator = torch.Generator().manual_seed(seed)
+        self._overlap = overlap
+        self._in_flight: _InFlight | None = None
+        self.host_time = HostTime()
         self._bus = bus or EventBus()
         self._texts: dict[str, _TextState] = {}
         self._undelivered: list[RequestUpdate] = []
@@ -117,13 +172,14 @@ class EngineLoop:
 
     def has_work(self) -> bool:
         """Whether `step` would do or deliver anything."""
-        return bool(self._undelivered) or self._scheduler.has_work()
+        return bool(self._undelivered) or self._in_flight is not None or self._scheduler.has_work()
 
     def step(self) -> list[RequestUpdate]:
-        """Run one step; what it brought, request by request.
+        """Launch one step and deliver what is due: its tokens, or with overlap those of the step before.
 
         An exception loses nothing: what was to be delivered comes with the next call.
         """
+        began, waited = time.perf_counter(), self.host_time.waiting_seconds
         batch = self._scheduler.schedule()
         for request in batch.preempted:
             self._bus.emit(RequestPreempted(request_id=request.request_id, computed_tokens=request.num_tokens))
@@ -131,24 +187,52 @@ class EngineLoop:
             assert request.finish_reason is not None, "the scheduler has ended it"
             last = self._last_update(request.request_id, request.finish_reason, request.error)
             self._undelivered.append(last)
-        if batch.items:
-            self._undelivered += self._run(batch)
+        launched = self._launch(batch) if batch.items else None
+        if self._overlap:
+            due, self._in_flight = self._in_flight, launched
+        else:
+            due = launched
+        if due is not None:
+            self._undelivered += self._collect(due)
         updates, self._undelivered = self._undelivered, []
+        self.host_time.num_steps += launched is not None
+        spent = time.perf_counter() - began
+        self.host_time.busy_seconds += spent - (self.host_time.waiting_seconds - waited)
         return updates
 
-    def _run(self, batch: ScheduledBatch) -> list[RequestUpdate]:
-        logits = self._executor.execute(batch)
-        requests = [item.request for item in batch.items if item.samples]
-        result = sample(logits, requests, generator=self._generator)
+    def _launch(self, batch: ScheduledBatch) -> _InFlight:
+        output = self._executor.execute(batch)
+        sample = None
+        if batch.sampling:
+            sample = start_sampling(
+                output.logits,
+                batch.sampling,
+                greedy=output.token_ids,
+                newest=output.newest,
+                generator=self._generator,
+            )
+        self._scheduler.advance(batch)
+        return _InFlight(batch, sample)
+
+    def _collect(self, step: _InFlight) -> list[RequestUpdate]:
+        """Read a step's tokens and hand them out; requests that have ended meanwhile get none."""
+        batch = step.batch
+        if step.sample is None:
+            self._scheduler.complete(batch, {})
+            return []
+        began = time.perf_counter()
+        result = step.sample.read()
+        self.host_time.waiting_seconds += time.perf_counter() - began
         updates = []
-        for request in requests:
-            error = result.errors.get(request.request_id)
-            if error is not None:
-                self._scheduler.finish(request, FinishReason.ERROR, error)
-                updates.append(self._last_update(request.request_id, FinishReason.ERROR, error))
-        sampled = {r.request_id: t for r, t in zip(requests, result.token_ids, strict=True)}
+        if result.errors:
+            for request in batch.sampling:
+                error = result.errors.get(request.request_id)
+                if error is not None and not request.is_finished:
+                    self._scheduler.finish(request, FinishReason.ERROR, error)
+                    updates.append(self._last_update(request.request_id, FinishReason.ERROR, error))
+        sampled = {r.request_id: t for r, t in zip(batch.sampling, result.token_ids, strict=True)}
         self._scheduler.complete(batch, sampled)
-        for request, logprobs in zip(requests, result.logprobs, strict=True):
+        for request, logprobs in zip(batch.sampling, result.logprobs, strict=True):
             if not request.is_finished:
                 updates.append(self._deliver(request, logprobs))
         return updates

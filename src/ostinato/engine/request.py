@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from typing import Any, Final
 
 from ostinato.errors import OstinatoError, RequestError
@@ -104,6 +105,11 @@ class SamplingParams:
         """True when the most likely token is always taken."""
         return self.temperature == 0
 
+    @cached_property
+    def is_plain(self) -> bool:
+        """True when the largest logit is the answer and nothing more is asked: greedy, no penalties, no logprobs."""
+        return self.is_greedy and not self.has_penalties and self.logprobs is None
+
     @property
     def has_penalties(self) -> bool:
         """True when logits are changed by the tokens seen so far."""
@@ -135,7 +141,8 @@ class Request:
         request_id: unique among the requests of one engine.
         prompt_token_ids: the prompt, checked by `validate_prompt`.
         params: how to sample and when to stop.
-        output_token_ids: tokens sampled so far; preemption keeps them.
+        output_token_ids: tokens sampled and read so far; preemption keeps them.
+        num_pending_tokens: tokens sampled that still lie on the device: 1 while the step after theirs is prepared.
         num_computed_tokens: leading tokens of prompt + output whose K/V lie in `pages`.
         pages: page numbers in order; token i lies in ``pages[i // page_size]``.
         finish_reason: None while in progress.
@@ -148,6 +155,7 @@ class Request:
     prompt_token_ids: list[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     output_token_ids: list[int] = field(default_factory=list)
+    num_pending_tokens: int = 0
     num_computed_tokens: int = 0
     pages: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -160,17 +168,22 @@ class Request:
         return len(self.prompt_token_ids)
 
     @property
+    def num_output_tokens(self) -> int:
+        """Tokens sampled so far, read or not."""
+        return len(self.output_token_ids) + self.num_pending_tokens
+
+    @property
     def num_tokens(self) -> int:
-        """Prompt and output together."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
+        """Prompt and output together, pending tokens too."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids) + self.num_pending_tokens
 
     @property
     def all_token_ids(self) -> list[int]:
-        """A new list: prompt, then output."""
+        """A new list of the tokens that are known: prompt, then output."""
         return self.prompt_token_ids + self.output_token_ids
 
     def token_slice(self, start: int, num_tokens: int) -> list[int]:
-        """Tokens ``[start, start + num_tokens)`` of prompt + output, without copying the rest."""
+        """Tokens ``[start, start + num_tokens)`` of prompt + output, without copying the rest; pending ones lack."""
         end, num_prompt = start + num_tokens, len(self.prompt_token_ids)
         tail = self.output_token_ids[max(0, start - num_prompt) : max(0, end - num_prompt)]
         return self.prompt_token_ids[start:end] + tail
@@ -185,7 +198,7 @@ class Request:
 
         Judged from state, not from shape: a one-token prompt without output is a prefill.
         """
-        return bool(self.output_token_ids) and self.num_computed_tokens == self.num_tokens - 1
+        return self.num_output_tokens > 0 and self.num_computed_tokens == self.num_tokens - 1
 
 
 def natural_finish(request: Request, *, eos_token_ids: Collection[int], max_model_len: int) -> FinishReason | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from ostinato.engine.loop import EngineLoop, RequestUpdate
 from ostinato.engine.paging import PageAllocator
 from ostinato.engine.request import FinishReason, Request, SamplingParams
+from ostinato.engine.sampling import choose_greedy
 from ostinato.engine.scheduler import ScheduledBatch, Scheduler
 from ostinato.engine.text import Tokenizer
 from ostinato.errors import EngineError, OutOfMemoryError, RequestError
@@ -36,25 +38,28 @@ class ScriptedExecutor:
         self.batches: list[ScheduledBatch] = []
         self.failures: list[Exception] = []
 
-    def execute(self, batch: ScheduledBatch) -> torch.Tensor:
+    def execute(self, batch: ScheduledBatch) -> Any:
         self.batches.append(batch)
         if self.failures:
             raise self.failures.pop(0)
-        sampling = [item.request for item in batch.items if item.samples]
-        logits = torch.zeros(len(sampling), VOCAB)
-        for row, request in zip(logits, sampling, strict=True):
-            token = self.scripts[request.request_id][len(request.output_token_ids)]
+        logits = torch.zeros(len(batch.sampling), VOCAB)
+        for row, request in zip(logits, batch.sampling, strict=True):
+            script = self.scripts[request.request_id]
+            token = script[min(request.num_output_tokens, len(script) - 1)]  # with overlap, one step too many
             if math.isnan(token):
                 row.fill_(NAN)
             else:
                 row[int(token)] = 10.0
-        return logits
+        token_ids = torch.empty(len(batch.sampling), dtype=torch.int64)
+        choose_greedy(logits, token_ids)
+        return SimpleNamespace(logits=logits, token_ids=token_ids, newest=None)
 
 
 class Bench:
     """A loop over the scripted executor."""
 
-    def __init__(self, tokenizer: Tokenizer | None, **limits: int) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, *, overlap: bool = False, **limits: int) -> None:
+        self.overlap = overlap
         self.executor = ScriptedExecutor()
         self.allocator = PageAllocator(limits.pop("num_pages", 100), 4)
         limits = {"max_num_reqs": 8, "max_num_batched_tokens": 32, "max_model_len": 64, **limits}
@@ -66,6 +71,7 @@ class Bench:
             tokenizer=tokenizer,
             eos_token_ids={EOS},
             max_model_len=limits["max_model_len"],
+            overlap=overlap,
             bus=EventBus(self),
         )
 
@@ -96,9 +102,9 @@ class Bench:
 BenchMaker = Callable[..., Bench]
 
 
-@pytest.fixture
-def bench(tokenizer: Tokenizer) -> Bench:
-    return Bench(tokenizer)
+@pytest.fixture(params=[False, True], ids=["in turn", "overlapped"])
+def bench(tokenizer: Tokenizer, request: pytest.FixtureRequest) -> Bench:
+    return Bench(tokenizer, overlap=request.param)
 
 
 def joined(updates: Sequence[RequestUpdate]) -> tuple[str, list[int], FinishReason | None]:
@@ -196,13 +202,51 @@ def test_an_unfinished_character_is_shown_at_the_end(bench: Bench) -> None:
     assert text.startswith("a\ufffd") and reason is FinishReason.LENGTH
 
 
+# --- overlap: a step is launched before the tokens of the step before are read -------------------------
+
+
+def test_a_step_is_launched_before_the_one_before_is_read(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, overlap=True)
+    request = bench.add("a", letters("abc"), max_tokens=3)
+    assert bench.loop.step() == [] and request.num_pending_tokens == 1
+    (update,) = bench.loop.step()
+    assert (update.text, len(bench.executor.batches), request.output_token_ids) == ("a", 2, letters("a"))
+    bench.run()
+    assert len(bench.executor.batches) == 3, "the end by max_tokens is known before the token is"
+
+
+def test_an_end_by_token_costs_one_step_and_no_token(tokenizer: Tokenizer) -> None:
+    for overlap, num_steps in ((False, 2), (True, 3)):
+        bench = Bench(tokenizer, overlap=overlap)
+        bench.add("a", [7, EOS, 9, 9], max_tokens=4)
+        assert joined(bench.run()["a"])[1:] == ([7, EOS], FinishReason.STOP)
+        assert len(bench.executor.batches) == num_steps
+
+
+def test_an_id_may_be_used_again_while_the_step_too_many_is_unread(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, overlap=True)
+    bench.add("a", [7, EOS, NAN], max_tokens=4)
+    updates = [update for _ in range(3) for update in bench.loop.step()]
+    assert updates[-1].finish_reason is FinishReason.STOP
+    bench.add("a", [5, 6], max_tokens=2)
+    assert joined(bench.run()["a"])[1:] == ([5, 6], FinishReason.LENGTH)
+
+
+def test_the_host_time_is_kept(bench: Bench) -> None:
+    bench.add("a", letters("abc"), max_tokens=3)
+    bench.run()
+    told = bench.loop.host_time.to_dict()
+    assert told["steps"] == 3 and told["busy_seconds"] > 0 and told["waiting_seconds"] > 0
+    assert told["busy_us_per_step"] == pytest.approx(told["busy_seconds"] / 3 * 1e6, abs=0.1)
+
+
 # --- abort ------------------------------------------------------------------------------------------
 
 
 def test_abort_in_the_middle(bench: Bench) -> None:
     bench.add("a", letters("abcdefgh"), max_tokens=8, stop=("cX",))
     bench.add("b", letters("12345678"), max_tokens=8)
-    for _ in range(3):
+    for _ in range(3 + bench.overlap):
         bench.loop.step()
     bench.loop.abort("a")
     bench.loop.abort("a")

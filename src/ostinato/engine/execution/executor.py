@@ -1,12 +1,14 @@
-"""`Executor`: runs a scheduled batch and gives the logits that are sampled from.
+"""`Executor`: launches a scheduled batch and gives the logits that are sampled from.
 
-Owns the KV caches and the one `Graphed` around the model. A full graph holds the output projection too; in
-eager and piecewise steps only the rows that are sampled from reach it, never every prompt position.
+Owns the KV caches, the tokens that were sampled last (on the device, where the next step finds them), and the one
+`Graphed` around the model. A full graph holds the output projection and the greedy choice too; in eager and
+piecewise steps only the rows that are sampled from reach them, never every prompt position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,18 +21,33 @@ from ostinato.engine.attention import (
     install_forward_context,
     set_forward_context,
 )
-from ostinato.engine.execution.batch_slots import batch_slots, fill_batch
+from ostinato.engine.execution.batch_slots import batch_slots
+from ostinato.engine.execution.batch_writer import BatchWriter
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.execution.memory_budget import choose_kv_tokens
 from ostinato.engine.execution.sizes import decode_sizes_for, kv_tiers_for, token_sizes_for
 from ostinato.engine.execution.step_context import graph_metadata, live_metadata, made_up_metadata
 from ostinato.engine.kvcache import allocate_caches, pages_for_tokens
+from ostinato.engine.layers import GreedyHead, feed_ids
 from ostinato.engine.scheduler import ScheduledBatch
 from ostinato.errors import OutOfMemoryError
 from ostinato.runtime import GraphConfig, Graphed, GraphKey, LiveBatch, RuntimeMode
 from ostinato.telemetry import Sink
 
-__all__ = ["Executor"]
+__all__ = ["Executor", "StepOutput"]
+
+
+@dataclass(frozen=True, eq=False)
+class StepOutput:
+    """What a launched step gives to whoever samples, all on the device."""
+
+    logits: Tensor
+    """[num_sampling, vocab_size] in the model's dtype. It may lie in a graph's output: use it before the next step."""
+    token_ids: Tensor
+    """[num_sampling] int64, the greedy choices, -1 where a row is not finite. What stands here when the next step is
+    launched is what it is fed."""
+    newest: Tensor | None
+    """[num_sampling] int64, tokens of the step before that were pending; None if nobody needs them."""
 
 
 class Executor:
@@ -77,11 +94,18 @@ class Executor:
             )
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError("the KV cache does not fit", fix="lower kv_tokens or max_model_len") from error
+        self._greedy_head = GreedyHead(max_rows=config.max_num_reqs, device=loaded.device)
+        with torch.inference_mode(False):
+            self._last_ids = torch.zeros(config.max_num_reqs + 1, dtype=torch.int64, device=loaded.device)
+        self._writer = BatchWriter(
+            max_num_reqs=config.max_num_reqs, max_model_len=config.max_model_len, page_size=config.page_size
+        )
         self.graphed = Graphed(
             self.forward,
             slots=batch_slots(
                 vocab_size=model.vocab_size,
                 max_model_len=config.max_model_len,
+                max_num_reqs=config.max_num_reqs,
                 num_pages=self.num_pages,
                 page_size=config.page_size,
             ),
@@ -123,32 +147,36 @@ class Executor:
             self._in_full_graph = False
             install_forward_context(None)
 
-    def execute(self, batch: ScheduledBatch) -> Tensor:
-        """Run one step.
+    def execute(self, batch: ScheduledBatch) -> StepOutput:
+        """Launch one step; waits for nothing on the device.
 
-        Returns:
-            [num_sampling, vocab_size] logits of the items with ``samples``, in order, in the model's dtype.
-            They may lie in a graph's output: read them before the next step.
+        Steps are launched in the order in which they were scheduled. A request with a pending token was in the
+        step before and sampled there.
         """
         decision = self.graphed.decide(self._live_batch(batch))
         sizes = self.graphed.sizes(decision)
-        fill_batch(self._staging.open(sizes), batch, page_size=self._page_size)
+        self._writer.write(self._staging.open(sizes), batch)
         self._staging.upload(sizes)
-        all_sample = all(item.samples for item in batch.items)
-        if decision.runtime_mode is RuntimeMode.FULL:  # the graph has its metadata in the buffers
-            with torch.inference_mode():
-                logits: Tensor = self.graphed.run(decision)[: batch.num_reqs]  # a mixed graph fills all request slots
-                return logits if all_sample else logits[_sampling(batch)]
         slots = self.graphed.buffers.views(sizes)
-        context = self._with(live_metadata(batch, slots, page_size=self._page_size))
-        with torch.inference_mode(), set_forward_context(context):
-            hidden: Tensor = self.graphed.run(decision)
-            rows = slots["sampled_rows"][: batch.num_reqs]
-            return self._model.compute_logits(hidden[rows if all_sample else rows[_sampling(batch)]])
+        num_sampling = len(batch.sampling)
+        token_ids = self._last_ids[1 : 1 + num_sampling]
+        with torch.inference_mode():
+            newest = self._newest(batch, slots)
+            if decision.runtime_mode is RuntimeMode.FULL:  # the graph has its metadata in the buffers
+                logits: Tensor = self.graphed.run(decision)[:num_sampling]
+                return StepOutput(logits, token_ids, newest)
+            context = self._with(live_metadata(batch, slots, page_size=self._page_size))
+            with set_forward_context(context):
+                hidden: Tensor = self.graphed.run(decision)
+            logits = self._model.compute_logits(hidden[slots["sampled_rows"][:num_sampling]])
+            if num_sampling:
+                self._greedy_head(logits, token_ids)
+            return StepOutput(logits, token_ids, newest)
 
     def forward(
         self,
         input_ids: Tensor,
+        feed_rows: Tensor,
         positions: Tensor,
         slot_mapping: Tensor,
         block_tables: Tensor,
@@ -160,8 +188,12 @@ class Executor:
 
         Attention finds the other slots in the forward context, which `execute` and `_prepare` install.
         """
-        hidden: Tensor = self._model(input_ids, positions)
-        return self._model.compute_logits(hidden[sampled_rows]) if self._in_full_graph else hidden
+        hidden: Tensor = self._model(feed_ids(input_ids, feed_rows, self._last_ids), positions)
+        if not self._in_full_graph:
+            return hidden
+        logits = self._model.compute_logits(hidden[sampled_rows])
+        self._greedy_head(logits, self._last_ids[1 : 1 + logits.shape[0]])
+        return logits
 
     def close(self) -> None:
         """Give back graphs, then caches, and let go of the model. Idempotent."""
@@ -184,6 +216,12 @@ class Executor:
     def _with(self, metadata: AttentionMetadata) -> ForwardContext:
         return ForwardContext(metadata=metadata, caches=self._caches, backend=self._attention)
 
+    def _newest(self, batch: ScheduledBatch, slots: dict[str, Tensor]) -> Tensor | None:
+        """The tokens that the step is fed, before it overwrites them; for penalties alone."""
+        if not any(request.num_pending_tokens and request.params.has_penalties for request in batch.sampling):
+            return None
+        return self._last_ids[slots["feed_rows"][slots["sampled_rows"][: len(batch.sampling)]]]
+
     def _live_batch(self, batch: ScheduledBatch) -> LiveBatch:
         context = None
         if self._kv_tiers is not None:
@@ -195,7 +233,3 @@ class Executor:
             uniform_query_len=batch.uniform_query_len,
             context_tokens=context,
         )
-
-
-def _sampling(batch: ScheduledBatch) -> list[int]:
-    return [index for index, item in enumerate(batch.items) if item.samples]

@@ -15,7 +15,9 @@ from ostinato.engine.request import Request
 __all__ = ["apply_penalties"]
 
 
-def apply_penalties(logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+def apply_penalties(
+    logits: torch.Tensor, requests: Sequence[Request], newest: torch.Tensor | None = None
+) -> torch.Tensor:
     """Penalised logits.
 
     A token in prompt or output has its logit divided by the repetition penalty when positive, else
@@ -25,6 +27,7 @@ def apply_penalties(logits: torch.Tensor, requests: Sequence[Request]) -> torch.
     Args:
         logits: [num_reqs, vocab], never written to.
         requests: row owners.
+        newest: [num_reqs] int64 on the device, the pending token of each request that has one.
 
     Returns:
         [num_reqs, vocab]: float32 when a row has penalties, else ``logits`` itself.
@@ -35,6 +38,8 @@ def apply_penalties(logits: torch.Tensor, requests: Sequence[Request]) -> torch.
     owners, device, vocab = [requests[i] for i in penalised], logits.device, logits.shape[1]
     rows = torch.tensor(penalised, device=device)
     output_counts = _count_tokens([r.output_token_ids for r in owners], vocab, device)
+    if newest is not None:
+        _count_pending(output_counts, newest[rows], [r.num_pending_tokens for r in owners])
     is_seen = (output_counts + _count_tokens([r.prompt_token_ids for r in owners], vocab, device)) > 0
     settings = [(p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in (r.params for r in owners)]
     repetition, presence, frequency = torch.tensor(settings, dtype=torch.float32, device=device).T.unsqueeze(-1)
@@ -46,6 +51,13 @@ def apply_penalties(logits: torch.Tensor, requests: Sequence[Request]) -> torch.
     result = logits.to(torch.float32, copy=True)
     result[rows] = scores
     return result
+
+
+def _count_pending(counts: torch.Tensor, newest: torch.Tensor, num_pending: Sequence[int]) -> None:
+    """Count the tokens that only the device knows: ``newest`` [num_lists], for lists with ``num_pending`` of 1."""
+    is_known = (newest >= 0) & (newest < counts.shape[1])
+    once = torch.tensor(num_pending, dtype=counts.dtype, device=counts.device) * is_known
+    counts.scatter_add_(1, newest.where(is_known, 0).unsqueeze(-1), once.to(counts.dtype).unsqueeze(-1))
 
 
 def _count_tokens(token_lists: Sequence[Sequence[int]], vocab: int, device: torch.device) -> torch.Tensor:

@@ -33,9 +33,7 @@ def uniforms_for(requests: Sequence[Request], generator: torch.Generator | None)
     num_unseeded = sum(request.params.seed is None for request in requests)
     shared = iter(torch.rand(num_unseeded, dtype=torch.float64, generator=generator).tolist())
     return [
-        next(shared)
-        if request.params.seed is None
-        else seeded_uniform(request.params.seed, len(request.output_token_ids))
+        next(shared) if request.params.seed is None else seeded_uniform(request.params.seed, request.num_output_tokens)
         for request in requests
     ]
 

@@ -43,7 +43,7 @@ class ScheduledBatch:
     """One step: decodes first in running order, then prefill chunks.
 
     Attributes:
-        items: the requests of the step, each once; empty when nothing can run.
+        items: the requests of the step, each once; empty when nothing can run. Those that sample come first.
         preempted: requests whose pages were taken back to make this step.
     """
 
@@ -57,6 +57,13 @@ class ScheduledBatch:
     @property
     def num_reqs(self) -> int:
         return len(self.items)
+
+    @cached_property
+    def sampling(self) -> tuple[Request, ...]:
+        """The requests that get a token: those of the first items."""
+        found = tuple(item.request for item in self.items if item.samples)
+        assert all(item.samples for item in self.items[: len(found)]), "only the youngest can be in mid-prompt"
+        return found
 
     @cached_property
     def uniform_query_len(self) -> int | None:

@@ -2,11 +2,13 @@
 
 Each step takes decodes first, then prompts in order of arrival, within a token budget, and owns a page
 slot for every token it schedules. It leaves out sampling, stop rules and tensors. Driven by the loop:
-``schedule``, run the step, ``finish`` what failed, ``complete``, ``finish`` what is done.
+``schedule``, launch the step, ``advance``; when its tokens are read, ``finish`` what failed, ``complete``,
+``finish`` what is done. One step may be scheduled and launched before the tokens of the step before are read.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 
 from ostinato.engine.paging import PageAllocator, pages_for
@@ -39,6 +41,7 @@ class Scheduler:
         self._allocator = allocator
         self._queues = RequestQueues()
         self._failed: list[Request] = []
+        self._unread: deque[ScheduledBatch] = deque()  # launched, tokens not completed yet
 
     @property
     def waiting(self) -> tuple[Request, ...]:
@@ -100,7 +103,10 @@ class Scheduler:
         return failed
 
     def schedule(self) -> ScheduledBatch:
-        """Choose the next step. Calling it again before `complete` schedules the same tokens again."""
+        """Choose the next step. Calling it again before `advance` schedules the same tokens again.
+
+        A request whose pending token is its last, by a limit that needs no look at the token, is left out.
+        """
         self._end_hopeless()
         queues, budget = self._queues, self._max_num_batched_tokens
         items: list[ScheduledRequest] = []
@@ -109,14 +115,30 @@ class Scheduler:
         # same step, so one that is not through yet is always the youngest. What it lacks, tokens or pages, then
         # nobody else has either, and nobody is admitted past it.
         for request in tuple(queues.running):
-            if budget and request not in preempted:
+            if budget and request not in preempted and not self._must_wait(request):
                 budget -= self._schedule_running(request, budget, items, preempted)
         while budget and self._can_admit():
             budget -= self._schedule_running(queues.admit(), budget, items, preempted)
         return ScheduledBatch(tuple(items), tuple(preempted))
 
+    def advance(self, batch: ScheduledBatch) -> None:
+        """Record that a step was launched: its tokens count as computed, and whoever samples has one pending.
+
+        Raises:
+            EngineError: the batch is not the one that is due. Then nothing is changed.
+        """
+        live = [item for item in batch.items if not item.request.is_finished]
+        for item in live:
+            if item.request.num_computed_tokens != item.start:
+                request_id, got = item.request.request_id, item.request.num_computed_tokens
+                raise EngineError("a step was completed out of order", request=request_id, expected=item.start, got=got)
+        for item in live:
+            item.request.num_computed_tokens = item.end
+            item.request.num_pending_tokens += item.samples
+        self._unread.append(batch)
+
     def complete(self, batch: ScheduledBatch, sampled: Mapping[str, int]) -> None:
-        """Record that a step was computed.
+        """Record a step's tokens, once they are read; a step that nobody advanced is advanced first.
 
         Args:
             batch: what `schedule` returned. Requests that ended meanwhile are skipped.
@@ -125,18 +147,18 @@ class Scheduler:
         Raises:
             EngineError: a token is missing, or the batch is not the one that is due. Then nothing is changed.
         """
-        live = [item for item in batch.items if not item.request.is_finished]
-        for item in live:
-            request_id = item.request.request_id
-            if item.request.num_computed_tokens != item.start:
-                got = item.request.num_computed_tokens
-                raise EngineError("a step was completed out of order", request=request_id, expected=item.start, got=got)
-            if item.samples and request_id not in sampled:
-                raise EngineError("no token was sampled for a request", request=request_id)
-        for item in live:
-            item.request.num_computed_tokens = item.end
-            if item.samples:
-                item.request.output_token_ids.append(sampled[item.request.request_id])
+        sampling = [item.request for item in batch.items if item.samples and not item.request.is_finished]
+        for request in sampling:
+            if request.request_id not in sampled:
+                raise EngineError("no token was sampled for a request", request=request.request_id)
+        if not any(batch is unread for unread in self._unread):
+            self.advance(batch)
+        if self._unread[0] is not batch:
+            raise EngineError("a step was completed out of order", expected="the oldest step that is not completed")
+        self._unread.popleft()
+        for request in sampling:
+            request.num_pending_tokens -= 1
+            request.output_token_ids.append(sampled[request.request_id])
 
     def _schedule_running(
         self, request: Request, budget: int, items: list[ScheduledRequest], preempted: list[Request]
@@ -182,11 +204,21 @@ class Scheduler:
     def _end_hopeless(self) -> None:
         """End running requests that have outgrown the model or all the pages. Waiting ones cannot have grown."""
         for request in tuple(self._queues.running):
+            if request.num_pending_tokens:  # not before its token has been delivered
+                continue
             if request.num_tokens >= self._max_model_len:
                 self.finish(request, FinishReason.LENGTH)
                 self._failed.append(request)
             elif not self._can_ever_fit(request):
                 self._fail(request)
+
+    def _must_wait(self, request: Request) -> bool:
+        """Whether another token could not be used: the pending one is the last, or fills all the pages there are."""
+        return request.num_pending_tokens > 0 and (
+            request.num_output_tokens >= request.params.max_tokens
+            or request.num_tokens >= self._max_model_len
+            or not self._can_ever_fit(request)
+        )
 
     def _can_ever_fit(self, request: Request) -> bool:
         return pages_for(request.num_tokens, self._allocator.page_size) <= self._allocator.num_usable_pages

@@ -223,7 +223,7 @@ class Serving:
     def step(self) -> tuple[ScheduledBatch, Tensor]:
         batch = self.scheduler.schedule()
         self.num_preempted += len(batch.preempted)
-        logits = self.executor.execute(batch)
+        logits = self.executor.execute(batch).logits
         sampling = [item.request for item in batch.items if item.samples]
         tokens = logits.argmax(-1).tolist()
         self.scheduler.complete(batch, {r.request_id: t for r, t in zip(sampling, tokens, strict=True)})

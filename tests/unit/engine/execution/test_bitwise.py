@@ -29,7 +29,7 @@ def check(executor: Executor, batch: ScheduledBatch, mode: RuntimeMode, bucket: 
     before = [flat.clone() for flat in helpers.flat_caches(executor)]
     steps_before = executor.graphed.counters.by_runtime_mode[mode.value]
 
-    logits = executor.execute(batch).clone()
+    logits = executor.execute(batch).logits.clone()
     assert executor.graphed.counters.by_runtime_mode[mode.value] == steps_before + 1
     replayed = executor.graphed.plans[key].outputs.clone()
     caches = [flat.clone() for flat in helpers.flat_caches(executor)]

@@ -69,7 +69,7 @@ def test_sizes_past_the_largest_bucket_are_eager_with_a_reason(make_executor: Ex
         batch = make(parts, is_decode=is_decode)
         decision = helpers.decision_for(executor, batch)
         assert (decision.runtime_mode, decision.reason) == (mode, reason)
-        assert executor.execute(batch).isfinite().all()
+        assert executor.execute(batch).logits.isfinite().all()
     snapshot = executor.graphed.counters.snapshot()
     assert snapshot["by_runtime_mode"] == {"FULL": 1, "PIECEWISE": 2, "EAGER": 1}
 
@@ -82,7 +82,7 @@ def test_an_exception_in_a_step_leaves_it_repeatable(
     executor = shared_executor(mode=mode)
     batch = helpers.BatchMaker(executor)([(4, 9)])
     before = [flat.clone() for flat in helpers.flat_caches(executor)]
-    expected = executor.execute(batch).clone()
+    expected = executor.execute(batch).logits.clone()
     for flat, old in zip(helpers.flat_caches(executor), before, strict=True):
         flat.copy_(old)
     attend, calls = executor._attention.attend, 0
@@ -98,7 +98,7 @@ def test_an_exception_in_a_step_leaves_it_repeatable(
         patch.setattr(executor._attention, "attend", fails_in_the_second_layer)
         with pytest.raises(RuntimeError, match="planted"):
             executor.execute(batch)
-    assert torch.equal(executor.execute(batch), expected)
+    assert torch.equal(executor.execute(batch).logits, expected)
 
 
 def test_two_executors_do_not_disturb_each_other(make_executor: ExecutorMaker, helpers: Any) -> None:
@@ -107,12 +107,12 @@ def test_two_executors_do_not_disturb_each_other(make_executor: ExecutorMaker, h
     for executor in executors:
         make = helpers.BatchMaker(executor)
         batches.append(make([(9 * n + 2, 1) for n in range(3)], is_decode=True))
-    alone = [executor.execute(batch).clone() for executor, batch in zip(executors, batches, strict=True)]
+    alone = [executor.execute(batch).logits.clone() for executor, batch in zip(executors, batches, strict=True)]
     for _ in range(2):
-        together = [executor.execute(batch) for executor, batch in zip(executors, batches, strict=True)]
+        together = [executor.execute(batch).logits for executor, batch in zip(executors, batches, strict=True)]
         assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
     executors[0].close()
-    assert torch.equal(executors[1].execute(batches[1]), alone[1])
+    assert torch.equal(executors[1].execute(batches[1]).logits, alone[1])
 
 
 def test_close_gives_the_memory_back(make_executor: ExecutorMaker, helpers: Any) -> None:

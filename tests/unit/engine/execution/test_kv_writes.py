@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from ostinato.engine.execution import Executor
-from ostinato.engine.execution import executor as executor_module
 from ostinato.engine.request import FinishReason, Request
 from ostinato.engine.scheduler import ScheduledBatch
 from ostinato.runtime import RuntimeMode
@@ -28,7 +27,7 @@ MODES = [
 
 def check_step(executor: Executor, batch: ScheduledBatch, helpers: Any) -> torch.Tensor:
     before = [flat.clone() for flat in helpers.flat_caches(executor)]
-    logits = executor.execute(batch).clone()
+    logits = executor.execute(batch).logits.clone()
     assert logits.isfinite().all(), "a slot that nobody wrote was read"
     live = set(helpers.BatchMaker(executor).slots(batch.items, new_only=True))
     assert 0 not in live
@@ -100,16 +99,16 @@ def test_the_check_notices_stale_slots(
     shared_executor: ExecutorMaker, helpers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plant PITFALL 14: the tail of the slot mapping keeps what a larger step left there."""
-    fill = executor_module.fill_batch
-
-    def forgetful(host: dict[str, torch.Tensor], batch: ScheduledBatch, *, page_size: int) -> None:
-        stale = host["slot_mapping"].clone()
-        fill(host, batch, page_size=page_size)
-        host["slot_mapping"][batch.num_tokens :] = stale[batch.num_tokens :]
-
     executor = shared_executor(mode="full_and_piecewise")
     make = helpers.BatchMaker(executor)
-    monkeypatch.setattr(executor_module, "fill_batch", forgetful)
+    write = executor._writer.write
+
+    def forgetful(host: dict[str, torch.Tensor], batch: ScheduledBatch) -> None:
+        stale = host["slot_mapping"].clone()
+        write(host, batch)
+        host["slot_mapping"][batch.num_tokens :] = stale[batch.num_tokens :]
+
+    monkeypatch.setattr(executor._writer, "write", forgetful)
     assert executor.graphed.decide(executor._live_batch(make([(9, 1)] * 3, is_decode=True))).key is not None
     executor.execute(make([(3, 1)] * 4, is_decode=True))
     with pytest.raises(AssertionError):

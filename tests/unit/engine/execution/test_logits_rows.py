@@ -47,7 +47,7 @@ def test_prefill(
 ) -> None:
     executor = shared_executor(mode=mode)
     spy = Spy(executor, monkeypatch)
-    logits = executor.execute(helpers.BatchMaker(executor)(parts, partial=partial))
+    logits = executor.execute(helpers.BatchMaker(executor)(parts, partial=partial)).logits
     assert spy.rows == [sampled]
     assert logits.shape == (sampled, 272)
 
@@ -57,7 +57,7 @@ def test_a_full_graph_calls_nothing(
 ) -> None:
     executor = shared_executor(mode="full_and_piecewise")
     spy = Spy(executor, monkeypatch)
-    assert executor.execute(helpers.BatchMaker(executor)([(9, 1)] * 3, is_decode=True)).shape == (3, 272)
+    assert executor.execute(helpers.BatchMaker(executor)([(9, 1)] * 3, is_decode=True)).logits.shape == (3, 272)
     assert spy.rows == []
 
 
@@ -67,10 +67,10 @@ def test_the_rows_are_each_requests_last(shared_executor: ExecutorMaker, helpers
     executor = shared_executor(mode=mode, always=always)
     batch = helpers.BatchMaker(executor)([(30, 1), (12, 6), (8, 3), (0, 5)], partial=1)
     caches = [flat.clone() for flat in helpers.flat_caches(executor)]
-    together = executor.execute(batch).clone()
+    together = executor.execute(batch).logits.clone()
     assert together.shape == (3, 272)
     for row, item in enumerate(batch.items[:3]):
         for flat, old in zip(helpers.flat_caches(executor), caches, strict=True):
             flat.copy_(old)
-        alone = executor.execute(type(batch)((item,)))
+        alone = executor.execute(type(batch)((item,))).logits
         torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-4)

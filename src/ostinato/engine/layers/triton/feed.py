@@ -1,0 +1,34 @@
+"""Input ids of a step, some of which only the device knows. Called by `feed_ids` on CUDA."""
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,misc"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ostinato.runtime.breaks import jit_mark
+
+__all__ = ["launch_feed"]
+
+_BLOCK = 256
+
+
+@triton.jit(do_not_specialize=["num_tokens"], do_not_specialize_on_alignment=["num_tokens"])
+def _feed_kernel(input_ids, feed_rows, last_ids, out, num_tokens, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < num_tokens
+    row = tl.load(feed_rows + at, mask=inside, other=0)
+    known = tl.load(input_ids + at, mask=inside, other=0)
+    fed = tl.load(last_ids + row, mask=inside & (row > 0), other=0)
+    tl.store(out + at, tl.where(row > 0, tl.maximum(fed, 0), known), mask=inside)
+
+
+def launch_feed(input_ids: Tensor, feed_rows: Tensor, last_ids: Tensor) -> Tensor:
+    """See `feed_ids`."""
+    out = torch.empty_like(input_ids)
+    num_tokens = input_ids.shape[0]
+    jit_mark("feed")
+    _feed_kernel[(triton.cdiv(num_tokens, _BLOCK),)](input_ids, feed_rows, last_ids, out, num_tokens, BLOCK=_BLOCK)
+    return out
