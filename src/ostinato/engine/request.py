@@ -149,6 +149,7 @@ class Request:
         num_preemptions: times its pages were taken back for older requests.
         logprobs: one per output token when asked for.
         error: what went wrong when `finish_reason` is ERROR.
+        max_num_tokens: prompt and output together that `params` allow; the request ends when it has as many.
     """
 
     request_id: str
@@ -162,6 +163,10 @@ class Request:
     num_preemptions: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: OstinatoError | None = None
+    max_num_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.max_num_tokens = len(self.prompt_token_ids) + self.params.max_tokens
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -44,86 +44,74 @@ class BatchWriter:
             PageIntegrityError: a token has no page.
         """
         arrays = {name: tensor.numpy() for name, tensor in host.items()}
-        items, num_reqs = batch.items, batch.num_reqs
-        table_rows = self._update_tables(batch)
-        starts = np.fromiter([item.start for item in items], np.int64, num_reqs)
-        lengths = np.fromiter([item.num_new_tokens for item in items], np.int64, num_reqs)
+        num_reqs, num_tokens = batch.num_reqs, batch.num_tokens
+        table_rows, starts, lengths, token_ids, fed = self._walk(batch)
         ends = starts + lengths
-        last_rows = np.cumsum(lengths) - 1
+        if num_tokens == num_reqs:
+            positions, owners = starts, table_rows
+            last_rows = np.arange(num_reqs)
+        else:
+            last_rows = np.cumsum(lengths) - 1
+            first_rows = np.repeat(last_rows + 1 - lengths, lengths)
+            positions = np.repeat(starts, lengths) + np.arange(num_tokens) - first_rows
+            owners = np.repeat(table_rows, lengths)
+        pages = self._tables[owners, positions // self._page_size]
+        _fill(arrays["input_ids"], np.array(token_ids, dtype=np.int64), tail=0)
+        _fill(arrays["positions"], positions, tail=0)
+        _fill(arrays["slot_mapping"], pages * np.int64(self._page_size) + positions % self._page_size, tail=0)
 
         width = pages_for(int(ends.max()), self._page_size)
         tables = arrays["block_tables"]
         tables.fill(0)
         tables[:num_reqs, :width] = self._tables[table_rows, :width]
-        self._write_tokens(arrays, batch, table_rows, starts, lengths)
         _fill(arrays["seq_lens"], ends, tail=0)
         _fill(arrays["sampled_rows"], last_rows, tail=0)
         query_start = arrays["query_start"]
         query_start[0] = 0
-        _fill(query_start[1:], last_rows + 1, tail=batch.num_tokens)
-        self._feed(arrays, batch, last_rows)
+        _fill(query_start[1:], last_rows + 1, tail=num_tokens)
 
-    def _write_tokens(
-        self,
-        arrays: dict[str, NDArray[np.generic]],
-        batch: ScheduledBatch,
-        table_rows: _Ints,
-        starts: _Ints,
-        lengths: _Ints,
-    ) -> None:
-        """One row a token: where it stands, where its keys and values go, and which it is."""
-        if batch.num_tokens == batch.num_reqs:
-            positions, owners = starts, table_rows
-        else:
-            first_rows = np.repeat(np.cumsum(lengths) - lengths, lengths)
-            positions = np.repeat(starts, lengths) + np.arange(batch.num_tokens) - first_rows
-            owners = np.repeat(table_rows, lengths)
-        pages = self._tables[owners, positions // self._page_size]
-        _fill(arrays["positions"], positions, tail=0)
-        _fill(arrays["slot_mapping"], pages * np.int64(self._page_size) + positions % self._page_size, tail=0)
-        token_ids: list[int] = []
-        for item in batch.items:
-            request = item.request
-            if item.num_new_tokens > 1 or not item.is_decode:
-                known = request.token_slice(item.start, item.num_new_tokens)
-                token_ids += known
-                token_ids += [0] * (item.num_new_tokens - len(known))  # a pending token is fed
-            else:
-                token_ids.append(0 if request.num_pending_tokens else request.output_token_ids[-1])
-        _fill(arrays["input_ids"], np.array(token_ids, dtype=np.int64), tail=0)
-
-    def _feed(self, arrays: dict[str, NDArray[np.generic]], batch: ScheduledBatch, last_rows: _Ints) -> None:
-        """Say for each pending token in which row of the last batch it was sampled; row r is 1 + r there."""
         feed_rows = arrays["feed_rows"]
-        feed_rows[:] = 0
-        previous = self._batch_rows
-        fed = [
-            (index, previous[item.request])
-            for index, item in enumerate(batch.items)
-            if item.request.num_pending_tokens and item.samples
-        ]
+        feed_rows.fill(0)
         if fed:
-            targets, sources = zip(*fed, strict=True)
-            feed_rows[last_rows[list(targets)]] = np.array(sources) + 1
-        self._batch_rows = {item.request: index for index, item in enumerate(batch.items)}
+            targets, sources = np.array(fed).T
+            feed_rows[last_rows[targets]] = sources
 
-    def _update_tables(self, batch: ScheduledBatch) -> _Ints:
-        """Bring the page table up to date; the table row of each item."""
-        entries = self._entries
-        rows: list[int] = []
-        for item in batch.items:
-            request = item.request
+    def _walk(self, batch: ScheduledBatch) -> tuple[_Ints, _Ints, _Ints, list[int], list[tuple[int, int]]]:
+        """The one pass over the requests, which brings the page table up to date.
+
+        Returns:
+            table rows, starts and numbers of tokens [num_reqs], the ids of all tokens, and for each pending token its
+            request's index and 1 + its row in the last batch.
+        """
+        entries, previous, page_size = self._entries, self._batch_rows, self._page_size
+        table_rows: list[int] = []
+        starts: list[int] = []
+        lengths: list[int] = []
+        token_ids: list[int] = []
+        fed: list[tuple[int, int]] = []
+        for request, start, num_new, samples, _ in batch.items:
             entry = entries.get(request)
             if entry is None or entry.num_preemptions != request.num_preemptions:
                 entry = self._enter(request, batch)
-            if entry.num_pages != len(request.pages):
-                self._tables[entry.row, entry.num_pages : len(request.pages)] = request.pages[entry.num_pages :]
-                entry.num_pages = len(request.pages)
-            if item.end > entry.num_pages * self._page_size:
-                message = f"token {item.end - 1} has no slot"
-                raise PageIntegrityError(message, request=request.request_id, num_pages=entry.num_pages)
-            rows.append(entry.row)
-        return np.array(rows, dtype=np.int64)
+            num_pages = len(request.pages)
+            if entry.num_pages != num_pages:
+                self._tables[entry.row, entry.num_pages : num_pages] = request.pages[entry.num_pages :]
+                entry.num_pages = num_pages
+            if start + num_new > num_pages * page_size:
+                message = f"token {start + num_new - 1} has no slot"
+                raise PageIntegrityError(message, request=request.request_id, num_pages=num_pages)
+            is_fed = request.num_pending_tokens and samples
+            if is_fed:
+                fed.append((len(starts), 1 + previous[request]))
+            if num_new > 1 or not is_fed:
+                token_ids += request.token_slice(start, num_new)
+            if is_fed:
+                token_ids.append(0)
+            table_rows.append(entry.row)
+            starts.append(start)
+            lengths.append(num_new)
+        self._batch_rows = {item[0]: index for index, item in enumerate(batch.items)}
+        return np.array(table_rows), np.array(starts), np.array(lengths), token_ids, fed
 
     def _enter(self, request: Request, batch: ScheduledBatch) -> _Entry:
         """Start a request's row anew: it is new here, or came back with other pages after a preemption."""

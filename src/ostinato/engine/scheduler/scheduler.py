@@ -39,6 +39,8 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._allocator = allocator
+        # A request of as many tokens can get no other: the model or the cache ends there.
+        self._last_num_tokens = min(max_model_len, allocator.num_usable_pages * allocator.page_size + 1)
         self._queues = RequestQueues()
         self._failed: list[Request] = []
         self._unread: deque[ScheduledBatch] = deque()  # launched, tokens not completed yet
@@ -114,8 +116,17 @@ class Scheduler:
         # In running order decodes come first: a prompt is admitted only behind requests that all sample in the
         # same step, so one that is not through yet is always the youngest. What it lacks, tokens or pages, then
         # nobody else has either, and nobody is admitted past it.
+        page_size = self._allocator.page_size
         for request in tuple(queues.running):
-            if budget and request not in preempted and not self._must_wait(request):
+            if not budget:
+                break
+            start, num_tokens = request.num_computed_tokens, request.num_tokens
+            if request.num_pending_tokens and num_tokens >= min(request.max_num_tokens, self._last_num_tokens):
+                continue  # the pending token is its last, or another would not fit: wait until it is delivered
+            if num_tokens - start == 1 and start < len(request.pages) * page_size:  # most of all steps
+                items.append(ScheduledRequest(request, start, 1, True, request.is_decode))
+                budget -= 1
+            elif request not in preempted:
                 budget -= self._schedule_running(request, budget, items, preempted)
         while budget and self._can_admit():
             budget -= self._schedule_running(queues.admit(), budget, items, preempted)
@@ -204,21 +215,13 @@ class Scheduler:
     def _end_hopeless(self) -> None:
         """End running requests that have outgrown the model or all the pages. Waiting ones cannot have grown."""
         for request in tuple(self._queues.running):
-            if request.num_pending_tokens:  # not before its token has been delivered
-                continue
+            if request.num_pending_tokens or request.num_tokens < self._last_num_tokens:
+                continue  # a pending token is delivered first
             if request.num_tokens >= self._max_model_len:
                 self.finish(request, FinishReason.LENGTH)
                 self._failed.append(request)
             elif not self._can_ever_fit(request):
                 self._fail(request)
-
-    def _must_wait(self, request: Request) -> bool:
-        """Whether another token could not be used: the pending one is the last, or fills all the pages there are."""
-        return request.num_pending_tokens > 0 and (
-            request.num_output_tokens >= request.params.max_tokens
-            or request.num_tokens >= self._max_model_len
-            or not self._can_ever_fit(request)
-        )
 
     def _can_ever_fit(self, request: Request) -> bool:
         return pages_for(request.num_tokens, self._allocator.page_size) <= self._allocator.num_usable_pages
