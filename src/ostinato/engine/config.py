@@ -56,6 +56,9 @@ class EngineConfig:
         partition: how piecewise graphs are made; "breakable" needs no compiler.
         compile: "inductor" compiles the work inside full graphs, and with partition "fx" the pieces.
         compile_max_tokens: full graphs of more tokens are captured uncompiled; None compiles all.
+        full_mixed_max_tokens: with mode "auto" or "full_and_piecewise", mixed steps of up to so many tokens replay full
+            graphs too, if attention supports it; None is 512 for "auto" with triton (one launch a step is what
+            a short prompt's first token waits for), else 0.
         overlap: launch a step before the tokens of the step before are read; None does so on CUDA, where the
             device works while the host prepares.
         attention: backend name; "auto" is triton on CUDA and torch on a CPU.
@@ -81,6 +84,7 @@ class EngineConfig:
     partition: str = "breakable"
     compile: str = "none"
     compile_max_tokens: int | None = None
+    full_mixed_max_tokens: int | None = None
     overlap: bool | None = None
     attention: str = "auto"
     page_size: int = 16
@@ -107,6 +111,8 @@ class EngineConfig:
             _check_int(name, value, low=1, high=None)
         if self.overlap not in (None, True, False):
             raise ConfigError("overlap must be true, false or None", field="overlap", got=repr(self.overlap))
+        if self.full_mixed_max_tokens is not None:
+            _check_int("full_mixed_max_tokens", self.full_mixed_max_tokens, low=0, high=None)
         _check_int("seed", self.seed, low=0, high=2**63 - 1)
         if self.kv_tokens is not None and self.kv_tokens < self.page_size:
             _contradiction("kv_tokens", self.kv_tokens, f">= page_size ({self.page_size})", "raise kv_tokens")
@@ -155,6 +161,12 @@ def resolve_engine_config(
     if config.attention == "auto":
         backend = "triton" if device_kind == "cuda" else "torch"
         choose("attention", backend, f"the default backend on {device_kind}")
+    if config.full_mixed_max_tokens is None:
+        is_short = config.mode == "auto" and changes.get("attention", config.attention) == "triton"
+        why = (
+            "attention runs in any graph, and a launch a step is cheapest" if is_short else "only for auto with triton"
+        )
+        choose("full_mixed_max_tokens", 512 if is_short else 0, why)
     if config.overlap is None:
         why = "the device works while the host prepares" if device_kind == "cuda" else "host and device are one"
         choose("overlap", device_kind == "cuda", why)

@@ -38,6 +38,11 @@ class GraphConfig:
     """Largest token bucket. None: the largest of ``sizes``, or the example's rows."""
     max_num_reqs: int | None = None
     """Largest number of requests in one step. None: the callable knows no requests."""
+    full_mixed_max_tokens: int = 0
+    """With full_and_piecewise: mixed batches of up to so many tokens get full graphs too, where attention supports
+    them. One launch then, not one a segment, for the price of logits for all request slots. 0: none."""
+    full_mixed_num_reqs: int = 16
+    """Request slots of those graphs. Steps with more requests run piecewise."""
     uniform_query_lens: tuple[int, ...] = (1,)
     """Tokens a request brings in uniform decode: 1, or 1 + draft length."""
     kv_tiers: tuple[int, ...] | None = None
@@ -81,7 +86,11 @@ class GraphConfig:
             value = getattr(self, field)
             if value is not None:
                 object.__setattr__(self, field, _positive(field, value))
-        for field in ("max_size", "max_num_reqs", "compile_max_tokens", "size_multiple"):
+        if isinstance(self.full_mixed_max_tokens, bool) or self.full_mixed_max_tokens < 0:
+            raise ConfigError(
+                f"full_mixed_max_tokens is {self.full_mixed_max_tokens!r}", fix="use a number of tokens, or 0 for none"
+            )
+        for field in ("max_size", "max_num_reqs", "compile_max_tokens", "size_multiple", "full_mixed_num_reqs"):
             value = getattr(self, field)
             if value is not None:
                 _positive(field, (value,))

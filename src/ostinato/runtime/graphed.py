@@ -121,7 +121,13 @@ class Graphed:
         self.device = self.backend.device
         self._max_sizes = {NUM_TOKENS: max_size, NUM_REQS: self.config.max_num_reqs or max_size}
         self.buffers = StaticBuffers(self._layout.slots, max_sizes=self._max_sizes, device=self.device)
-        keys = plan_keys(self.config, self.mode.mode, max_size=max_size, on_drop=self._report_drop)
+        keys = plan_keys(
+            self.config,
+            self.mode.mode,
+            max_size=max_size,
+            full_mixed_max_tokens=self.mode.full_mixed_max_tokens,
+            on_drop=self._report_drop,
+        )
         if not keys and self.mode.mode is not Mode.NONE:
             raise ConfigError("no size is left to capture", fix="choose sizes that are multiples of size_multiple")
         self._dispatcher = Dispatcher(keys, bus=self._bus, max_padding=self.config.padding_limit)

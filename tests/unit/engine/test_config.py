@@ -107,7 +107,7 @@ def test_resolution_on_a_cpu() -> None:
     assert (resolved.device, resolved.dtype, resolved.attention) == ("cpu", "float32", "torch")
     assert (resolved.max_model_len, resolved.max_num_reqs, resolved.max_num_batched_tokens) == (2048, 16, 512)
     assert set(reasons) == {
-        "device", "dtype", "overlap", "attention", "max_model_len", "max_num_reqs", "max_num_batched_tokens",
+        "device", "dtype", "full_mixed_max_tokens", "overlap", "attention", "max_model_len", "max_num_reqs", "max_num_batched_tokens",
     }  # fmt: skip
     assert reasons["max_model_len"].startswith("2048: ")
 
@@ -128,7 +128,8 @@ def test_a_stored_dtype_that_cannot_be_computed_in_becomes_bfloat16() -> None:
 def test_what_the_user_chose_stays_and_has_no_reason() -> None:
     chosen = EngineConfig(
         device="cuda:1", dtype="float16", attention="torch", max_model_len=100, max_num_reqs=3,
-        max_num_batched_tokens=7, overlap=False, mode="full", kv_tokens=64, seed=5,
+        max_num_batched_tokens=7, overlap=False, full_mixed_max_tokens=0,
+        mode="full", kv_tokens=64, seed=5,
     )  # fmt: skip
     assert resolve_engine_config(chosen, "cuda", 4096, "bfloat16") == (chosen, {})
 
@@ -153,3 +154,15 @@ def test_contradictions_with_machine_and_model_are_refused() -> None:
         resolve_engine_config(EngineConfig(max_model_len=4097), "cpu", 4096, "bfloat16")
     with pytest.raises(UnknownNameError, match="device kind"):
         resolve_engine_config(EngineConfig(), "xpu", 4096, "bfloat16")  # type: ignore[arg-type]
+
+
+def test_small_mixed_steps_are_full_for_auto_where_attention_allows_it() -> None:
+    for chosen, device, expected in (
+        (EngineConfig(), "cuda", 512),
+        (EngineConfig(), "cpu", 0),
+        (EngineConfig(attention="torch"), "cuda", 0),
+        (EngineConfig(mode="full_and_piecewise"), "cuda", 0),
+        (EngineConfig(mode="full_and_piecewise", full_mixed_max_tokens=64), "cuda", 64),
+    ):
+        resolved, _ = resolve_engine_config(chosen, device, 4096, "bfloat16")
+        assert resolved.full_mixed_max_tokens == expected

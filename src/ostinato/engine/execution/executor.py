@@ -114,6 +114,7 @@ class Executor:
                 partition=config.partition,
                 compile=config.compile,
                 compile_max_tokens=config.compile_max_tokens,
+                full_mixed_max_tokens=config.full_mixed_max_tokens or 0,
                 sizes=config.token_sizes or token_sizes_for(loaded.device.type, config.max_num_batched_tokens),
                 decode_sizes=config.decode_sizes or decode_sizes_for(loaded.device.type, config.max_num_reqs),
                 max_size=config.max_num_batched_tokens,

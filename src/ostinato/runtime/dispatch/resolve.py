@@ -26,6 +26,8 @@ class ModeRequest:
     """Tokens a request brings in uniform decode: 1 + draft length."""
     knows_requests: bool = False
     """Whether batches declare requests. If not, all batches are alike and "decode" has no meaning."""
+    full_mixed_max_tokens: int = 0
+    """See `GraphConfig`."""
     device_type: str = "cuda"
 
     @classmethod
@@ -38,6 +40,7 @@ class ModeRequest:
             support=support,
             uniform_query_len=max(config.uniform_query_lens),
             knows_requests=config.max_num_reqs is not None,
+            full_mixed_max_tokens=config.full_mixed_max_tokens,
             device_type=device_type,
         )
 
@@ -50,6 +53,7 @@ class ResolvedMode:
     mode: Mode
     partition: Partition
     compiler: Compiler
+    full_mixed_max_tokens: int = 0
     reasons: tuple[str, ...] = ()
 
     @property
@@ -74,7 +78,23 @@ def resolve_mode(request: ModeRequest) -> ResolvedMode:
     if compiler is Compiler.INDUCTOR and mode is Mode.PIECEWISE and partition is Partition.BREAKABLE:
         compiler = Compiler.NONE
         reasons.append("compile inductor is none: breakable segments are recorded as the callable runs them")
-    return ResolvedMode(asked=request.mode, mode=mode, partition=partition, compiler=compiler, reasons=tuple(reasons))
+    return ResolvedMode(
+        asked=request.mode,
+        mode=mode,
+        partition=partition,
+        compiler=compiler,
+        full_mixed_max_tokens=_full_mixed(request, mode, reasons),
+        reasons=tuple(reasons),
+    )
+
+
+def _full_mixed(request: ModeRequest, mode: Mode, reasons: list[str]) -> int:
+    if mode is not Mode.FULL_AND_PIECEWISE or request.full_mixed_max_tokens == 0:
+        return 0
+    if request.support is not CaptureSupport.ALWAYS:
+        reasons.append(f"attention supports {request.support.name}: small mixed batches run piecewise too")
+        return 0
+    return request.full_mixed_max_tokens
 
 
 def _resolve_mode(request: ModeRequest, reasons: list[str]) -> Mode:

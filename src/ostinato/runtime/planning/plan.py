@@ -15,7 +15,12 @@ __all__ = ["plan_keys"]
 
 
 def plan_keys(
-    config: GraphConfig, mode: Mode, *, max_size: int, on_drop: Callable[[GraphKey, str], None] | None = None
+    config: GraphConfig,
+    mode: Mode,
+    *,
+    max_size: int,
+    full_mixed_max_tokens: int = 0,
+    on_drop: Callable[[GraphKey, str], None] | None = None,
 ) -> list[GraphKey]:
     """Keys for ``mode``, largest first, without those that no step could use.
 
@@ -23,6 +28,7 @@ def plan_keys(
         config: sizes and tiers; None fields take the default ladders.
         mode: resolved, never AUTO.
         max_size: largest live size in tokens.
+        full_mixed_max_tokens: resolved; see `GraphConfig`.
         on_drop: told of each key that is left out, and why.
     """
     sizes = config.sizes or token_ladder(max_size)
@@ -36,6 +42,9 @@ def plan_keys(
         keys += _uniform_keys(config, config.max_num_reqs, max_size)
         if mode is Mode.FULL:
             keys += _mixed_keys(config, sizes, config.max_num_reqs)
+        elif mode is Mode.FULL_AND_PIECEWISE and full_mixed_max_tokens:
+            small = tuple(n for n in sizes if n <= full_mixed_max_tokens)
+            keys += _mixed_keys(config, small, min(config.max_num_reqs, config.full_mixed_num_reqs))
     kept = []
     for key in keys:
         why = _why_unusable(key, config, max_size)
@@ -72,7 +81,7 @@ def _uniform_keys(config: GraphConfig, max_num_reqs: int, max_size: int) -> list
 
 
 def _mixed_keys(config: GraphConfig, sizes: tuple[int, ...], max_num_reqs: int) -> list[GraphKey]:
-    # Empty request slots are cheap, padded tokens are not: every mixed key has slots for all requests it may hold.
+    # Empty request slots are cheap, padded tokens are not: every mixed key has slots for all requests it takes.
     return [
         GraphKey(runtime_mode=RuntimeMode.FULL, num_tokens=n, num_reqs=min(n, max_num_reqs), kv_tier=tier)
         for n in sizes

@@ -96,8 +96,8 @@ def shared_executor(tiny_dir: Callable[[str], Path]) -> Iterator[ExecutorMaker]:
     with ExitStack() as stack:
 
         @functools.cache
-        def make(family: str = "llama", *, mode: str, always: bool = False) -> Executor:
-            executor = open_executor(tiny_dir(family), mode=mode, always=always)
+        def make(family: str = "llama", *, mode: str, always: bool = False, **settings: Any) -> Executor:
+            executor = open_executor(tiny_dir(family), mode=mode, always=always, **settings)
             stack.callback(executor.close)
             return executor
 

@@ -22,7 +22,9 @@ MODES = [
     ("full_decode_only", False, {"FULL", "EAGER"}),
     ("full_and_piecewise", False, {"FULL", "PIECEWISE"}),
     ("full", True, {"FULL"}),
+    ("auto", True, {"FULL", "PIECEWISE"}),  # full graphs of small mixed steps too
 ]
+SETTINGS = {"auto": {"full_mixed_max_tokens": 8}}
 
 
 def check_step(executor: Executor, batch: ScheduledBatch, helpers: Any) -> torch.Tensor:
@@ -43,7 +45,7 @@ def check_step(executor: Executor, batch: ScheduledBatch, helpers: Any) -> torch
 def test_steps_of_every_size(
     shared_executor: ExecutorMaker, helpers: Any, mode: str, always: bool, taken: set[str]
 ) -> None:
-    executor = shared_executor(mode=mode, always=always)
+    executor = shared_executor(mode=mode, always=always, **SETTINGS.get(mode, {}))
     make = helpers.BatchMaker(executor)
     counted = executor.graphed.counters.by_runtime_mode.copy()
     # From large to small: rows that a larger step left behind would be written again.
@@ -61,7 +63,7 @@ def test_a_whole_service(
     shared_executor: ExecutorMaker, helpers: Any, mode: str, always: bool, taken: set[str]
 ) -> None:
     """Chunked prefill, arrivals between steps, preemption and reuse of pages; every step's writes are looked at."""
-    executor = shared_executor(mode=mode, always=always)
+    executor = shared_executor(mode=mode, always=always, **SETTINGS.get(mode, {}))
     for flat in helpers.flat_caches(executor):
         flat.fill_(float("nan"))
         flat[0] = 0.0

@@ -50,6 +50,16 @@ def test_drafts_need_more_than_single_token_decode(asked):
     assert resolve_mode(ModeRequest(support=UNIFORM, **request)).mode in (DECODE, BOTH)
 
 
+@pytest.mark.parametrize("support", list(CaptureSupport))
+@pytest.mark.parametrize("asked", list(Mode))
+def test_full_graphs_of_small_mixed_batches_need_attention_that_is_always_capturable(asked, support):
+    found = resolve_mode(ModeRequest(mode=asked, support=support, knows_requests=True, full_mixed_max_tokens=512))
+    expected = 512 if found.mode is BOTH and support is ALWAYS else 0
+    assert found.full_mixed_max_tokens == expected
+    if found.mode is BOTH and support is not ALWAYS:
+        assert "small mixed batches run piecewise" in found.reason
+
+
 @pytest.mark.parametrize(("partition", "compiler"), list(itertools.product(Partition, Compiler)))
 def test_a_device_compiles_as_asked_and_a_cpu_cannot(partition, compiler):
     asked = {"mode": FULL, "partition": partition, "compiler": compiler}

@@ -36,6 +36,13 @@ def test_callables_that_know_requests():
     assert set(plan_keys(REQUESTS, Mode.FULL, max_size=8)) == decode | mixed
 
 
+def test_small_mixed_batches_may_have_full_graphs_with_few_request_slots():
+    config = GraphConfig(sizes=(2, 8, 16), decode_sizes=(1,), max_num_reqs=8, full_mixed_num_reqs=4)
+    keys = plan_keys(config, Mode.FULL_AND_PIECEWISE, max_size=16, full_mixed_max_tokens=8)
+    assert set(keys) == {full(1, 1, 1), full(2, 2), full(8, 4), piecewise(2), piecewise(8), piecewise(16)}
+    assert full(2, 2) not in plan_keys(config, Mode.FULL_DECODE_ONLY, max_size=16, full_mixed_max_tokens=8)
+
+
 def test_query_lengths_and_tiers_multiply():
     config = GraphConfig(decode_sizes=(2,), max_num_reqs=2, uniform_query_lens=(1, 3), kv_tiers=(16, 64))
     keys = plan_keys(config, Mode.FULL_DECODE_ONLY, max_size=6)
