@@ -36,6 +36,9 @@ class GraphConfig:
     """Request buckets of uniform decode. None takes the default ladder up to ``max_num_reqs``."""
     max_size: int | None = None
     """Largest token bucket. None: the largest of ``sizes``, or the example's rows."""
+    max_captured_size: int | None = None
+    """Where the default ladder of token buckets ends; larger steps run eagerly. None: at ``max_size``. A large step
+    is bound by its arithmetic: a graph of it saves little time and holds much memory."""
     max_num_reqs: int | None = None
     """Largest number of requests in one step. None: the callable knows no requests."""
     full_mixed_max_tokens: int = 0
@@ -90,7 +93,14 @@ class GraphConfig:
             raise ConfigError(
                 f"full_mixed_max_tokens is {self.full_mixed_max_tokens!r}", fix="use a number of tokens, or 0 for none"
             )
-        for field in ("max_size", "max_num_reqs", "compile_max_tokens", "size_multiple", "full_mixed_num_reqs"):
+        for field in (
+            "max_size",
+            "max_num_reqs",
+            "compile_max_tokens",
+            "size_multiple",
+            "full_mixed_num_reqs",
+            "max_captured_size",
+        ):
             value = getattr(self, field)
             if value is not None:
                 _positive(field, (value,))

@@ -44,6 +44,7 @@ def test_a_replaced_config_is_checked_again():
         ({"sizes": (4, 9), "max_size": 8}, "size 9 is above max_size 8 Fix: drop it from sizes or raise max_size"),
         ({"decode_sizes": (9,), "max_num_reqs": 8}, "decode size 9 is above max_num_reqs 8 Fix: drop it"),
         ({"full_mixed_max_tokens": -1}, "full_mixed_max_tokens is -1 Fix: use a number of tokens"),
+        ({"max_captured_size": 0}, "max_captured_size must be positive integers"),
         ({"full_mixed_num_reqs": 0}, "full_mixed_num_reqs must be positive integers"),
         ({"max_padding": 0.9}, "max_padding is 0.9 Fix: use 1.0"),
         ({"warm_up_runs": 0}, "warm_up_runs is 0 Fix: use 1 or more"),

@@ -25,7 +25,12 @@ from ostinato.engine.execution.batch_slots import batch_slots
 from ostinato.engine.execution.batch_writer import BatchWriter
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.execution.memory_budget import choose_kv_tokens
-from ostinato.engine.execution.sizes import decode_sizes_for, kv_tiers_for, token_sizes_for
+from ostinato.engine.execution.sizes import (
+    MAX_CAPTURED_TOKENS,
+    decode_sizes_for,
+    kv_tiers_for,
+    token_sizes_for,
+)
 from ostinato.engine.execution.step_context import graph_metadata, live_metadata, made_up_metadata
 from ostinato.engine.kvcache import allocate_caches, pages_for_tokens
 from ostinato.engine.layers import GreedyHead, feed_ids
@@ -118,6 +123,7 @@ class Executor:
                 sizes=config.token_sizes or token_sizes_for(loaded.device.type, config.max_num_batched_tokens),
                 decode_sizes=config.decode_sizes or decode_sizes_for(loaded.device.type, config.max_num_reqs),
                 max_size=config.max_num_batched_tokens,
+                max_captured_size=MAX_CAPTURED_TOKENS,
                 max_num_reqs=config.max_num_reqs,
                 kv_tiers=self._kv_tiers,
                 outputs="view",

@@ -7,7 +7,13 @@ ladders are sparse and decode has a tier for short contexts.
 
 from __future__ import annotations
 
-__all__ = ["decode_sizes_for", "kv_tiers_for", "token_sizes_for"]
+from typing import Final
+
+__all__ = ["MAX_CAPTURED_TOKENS", "decode_sizes_for", "kv_tiers_for", "token_sizes_for"]
+
+MAX_CAPTURED_TOKENS: Final = 2048
+"""Where the default ladder of mixed steps ends. On an H200 a step of 4,096 tokens gains 4 % by its graph, for which a
+1B model's pool would hold 0.3 GiB more."""
 
 
 def token_sizes_for(device_type: str, max_num_batched_tokens: int) -> tuple[int, ...] | None:

@@ -31,7 +31,7 @@ def plan_keys(
         full_mixed_max_tokens: resolved; see `GraphConfig`.
         on_drop: told of each key that is left out, and why.
     """
-    sizes = config.sizes or token_ladder(max_size)
+    sizes = config.sizes or token_ladder(min(max_size, config.max_captured_size or max_size))
     keys: list[GraphKey] = []
     if mode in (Mode.PIECEWISE, Mode.FULL_AND_PIECEWISE):
         keys += [GraphKey(runtime_mode=RuntimeMode.PIECEWISE, num_tokens=n) for n in sizes]

@@ -43,6 +43,12 @@ def test_small_mixed_batches_may_have_full_graphs_with_few_request_slots():
     assert full(2, 2) not in plan_keys(config, Mode.FULL_DECODE_ONLY, max_size=16, full_mixed_max_tokens=8)
 
 
+def test_the_default_ladder_may_end_below_the_largest_step():
+    config = GraphConfig(max_size=100, max_captured_size=20)
+    assert max(key.num_tokens for key in plan_keys(config, Mode.PIECEWISE, max_size=100)) == 20
+    assert max(key.num_tokens for key in plan_keys(config, Mode.PIECEWISE, max_size=10)) == 10
+
+
 def test_query_lengths_and_tiers_multiply():
     config = GraphConfig(decode_sizes=(2,), max_num_reqs=2, uniform_query_lens=(1, 3), kv_tiers=(16, 64))
     keys = plan_keys(config, Mode.FULL_DECODE_ONLY, max_size=6)
