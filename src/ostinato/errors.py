@@ -211,6 +211,18 @@ class FrozenValueError(GuardError):
     code = "OST305"
 
 
+class TensorReboundError(AddressChangedError):
+    """A parameter, buffer or attribute that a graph reads was replaced by another tensor since capture."""
+
+    code = "OST306"
+
+
+class TensorDroppedError(AddressChangedError):
+    """A tensor that a graph reads is referred to by nobody any more: its owner let go, or put another in its place."""
+
+    code = "OST307"
+
+
 class RuntimeStateError(OstinatoError, RuntimeError):
     """A life-cycle step was called out of order (plan, warm_up, capture, replay, close)."""
 

@@ -25,7 +25,8 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "mode": ("none", "piecewise", "full", "full_decode_only", "full_and_piecewise", "auto"),
     "partition": ("breakable", "fx", "inductor"),
     "compile": ("none", "inductor"),
-    "attention": ("auto", "torch", "triton"),
+    "guards": ("always", "sampled", "off"),
+    "attention": ("auto", "torch", "triton", "flashinfer"),
 }
 _COUNTS: Final = (
     "page_size",
@@ -59,9 +60,12 @@ class EngineConfig:
         full_mixed_max_tokens: with mode "auto" or "full_and_piecewise", mixed steps of up to so many tokens replay full
             graphs too, if attention supports it; None is 512 for "auto" with triton (one launch a step is what
             a short prompt's first token waits for), else 0.
+        guards: whether replays look if weights and other tensors still lie where they were captured: "always" (the
+            default costs a few microseconds a step), "sampled" or "off".
         overlap: launch a step before the tokens of the step before are read; None does so on CUDA, where the
             device works while the host prepares.
-        attention: backend name; "auto" is triton on CUDA and torch on a CPU.
+        attention: backend name; "auto" is triton on CUDA and torch on a CPU. "flashinfer" needs CUDA, the extra
+            `cuda` and a compiler (nvcc).
         page_size: tokens in a page; 16 keeps the waste below 16 tokens a request with short block tables.
         max_model_len: tokens a request may hold, prompt and output together.
         max_num_reqs: requests that may run at once.
@@ -85,6 +89,7 @@ class EngineConfig:
     compile: str = "none"
     compile_max_tokens: int | None = None
     full_mixed_max_tokens: int | None = None
+    guards: str = "always"
     overlap: bool | None = None
     attention: str = "auto"
     page_size: int = 16

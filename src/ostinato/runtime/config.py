@@ -61,6 +61,9 @@ class GraphConfig:
     ownership: str = "recycled"
     """Of break arguments: "recycled" lets later keys reuse those that a segment of the same plan rewrites at
     each replay, and holds all others; "owned" holds all, at the price of their bytes for each key."""
+    guards: str = "always"
+    """Before each replay, look whether what the graph reads still lies where it did: "always" (weights in rotation,
+    all else each time), "sampled" (all in rotation), "off" (then nothing keeps that memory either)."""
     outputs: str = "copy"
     """"copy" gives the caller tensors of its own; "view" gives the graph's, valid until the next call."""
     warm_up_runs: int = 2
@@ -82,6 +85,7 @@ class GraphConfig:
             ("unbroken_attention", ["error", "allow"]),
             ("outputs", ["copy", "view"]),
             ("ownership", ["recycled", "owned"]),
+            ("guards", ["always", "sampled", "off"]),
         ):
             if getattr(self, field) not in choices:
                 raise UnknownNameError.of(field, str(getattr(self, field)), choices)

@@ -17,7 +17,20 @@ import torch
 
 from ostinato.errors import CaptureError, ClosedError, ConfigError, InputSpecError, OstinatoError, RuntimeStateError
 from ostinato.runtime.breaks import is_planning, is_recording
-from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, BridgePool, CallLayout, Sizes, Slot, Staging, StaticBuffers
+from ostinato.runtime.buffers import (
+    NUM_REQS,
+    NUM_TOKENS,
+    BridgePool,
+    CallLayout,
+    PlanGuards,
+    Sizes,
+    Slot,
+    Staging,
+    StaticBuffers,
+    places_in,
+    places_of,
+    watch_tensors,
+)
 from ostinato.runtime.capture import CaptureBackend, select_backend
 from ostinato.runtime.config import GraphConfig
 from ostinato.runtime.dispatch import Decision, Dispatcher, ModeRequest, Reason, ResolvedMode, resolve_mode
@@ -64,6 +77,8 @@ class Graphed:
         config: modes, sizes, limits.
         device: where it runs; by default where the example's tensors are.
         capture_support: the weakest level among the attention that ``fn`` calls.
+        state: a module, tensors, or mappings and lists of these that ``fn`` reads in kernels launched by hand. What it
+            reads through torch's ops is found at capture; both are guarded at replay.
         prepare: called before each warm-up run and each capture of a key, to build fresh metadata for it.
         after_warm_up: called once after all warm-up, to undo what it changed in the callable's own state; where the
             callable is traced, before each traced run as well.
@@ -84,6 +99,7 @@ class Graphed:
         config: GraphConfig | None = None,
         device: torch.device | str | None = None,
         capture_support: CaptureSupport = CaptureSupport.ALWAYS,
+        state: Any = None,
         prepare: Callable[[GraphKey], None] | None = None,
         after_warm_up: Callable[[], None] | None = None,
         sinks: Sequence[Sink] = (),
@@ -99,6 +115,7 @@ class Graphed:
             raise ConfigError("give either example=(...) or slots={...}", fix="pass one example call, or one Slot each")
         self.config = config or GraphConfig()
         self._fn = fn
+        self._state = state
         if slots is not None:
             self._layout = CallLayout.from_slots(slots)
         else:
@@ -143,6 +160,7 @@ class Graphed:
             before_trace=after_warm_up,
         )
         self._plans: dict[GraphKey, CapturedPlan] = {}
+        self._guards: dict[GraphKey, PlanGuards] = {}
         self._delivery = Delivery(copies=self.config.outputs == "copy")
         self._stage = _Stage.PLANNED
         self._lock = StepLock()
@@ -203,6 +221,7 @@ class Graphed:
 
         with self._lock, torch.no_grad():
             report = capture_all(self.keys, self._capture_one, backend=self.backend, bus=self._bus, on_done=done)
+            self._set_guards()
         self._stage = _Stage.CAPTURED
         if report.failed and not report.captured:
             first = report.first_error
@@ -211,15 +230,42 @@ class Graphed:
             raise CaptureError("no key could be captured", fix="see the cause; it is the first key's error") from first
         return report
 
+    def release(self) -> None:
+        """Give all graphs and their memory back; steps run eagerly until `recapture`. For sleep and weight reloads."""
+        self._require_open()
+        with self._lock:
+            self._drop_plans()
+            for key in self.keys:
+                self._dispatcher.block(key, Reason.NOT_CAPTURED_YET)
+            self._stage = _Stage.PLANNED
+
+    def recapture(self, *, on_key: Callable[[GraphKey], None] | None = None) -> CaptureReport:
+        """Warm up and capture everything again, at the addresses that hold now: after weights were re-bound or moved.
+
+        Raises: what `warm_up` and `capture` do.
+        """
+        self.release()
+        return self.warm_up(on_key=on_key).capture(on_key=on_key)
+
+    def check_guards(self) -> None:
+        """Look at every tensor that any graph reads, now, whatever the level of guards.
+
+        Raises:
+            AddressChangedError: one has moved, was replaced or dropped since capture; the message names it.
+        """
+        self._require_open()
+        self.buffers.check_addresses()
+        for guards in self._guards.values():
+            guards.check_all()
+
     def close(self) -> None:
         """Give back graphs, then the pool. Idempotent; later calls raise `ClosedError`."""
         if self._stage is _Stage.CLOSED:
             return
         with self._lock:
             self._stage = _Stage.CLOSED
-            for plan in self._plans.values():
-                plan.close()
-            self._plans.clear()
+            self._drop_plans()
+            self._state = None
             self.backend.close()
 
     def __enter__(self) -> Self:
@@ -317,6 +363,7 @@ class Graphed:
         self._require_open()
         plan = self._plans[key]
         self.buffers.check_addresses()
+        self._guards[key].check()
         live = decision.live
         outputs = plan.replay(live.num_tokens)
         self._dispatcher.record(decision)
@@ -325,6 +372,25 @@ class Graphed:
     def _capture_one(self, key: GraphKey) -> CapturedPlan:
         self._make_ready(key)
         return self._runners[key.runtime_mode].capture(key, self._bind(key))
+
+    def _set_guards(self) -> None:
+        """Watch what the plans read. Its memory is kept from here on, unless guards are off."""
+        known = {self.buffers.arena.untyped_storage().data_ptr(), *self._bridges.addresses}
+        places, state = places_of(self._fn), places_in(self._state)
+        for key, plan in self._plans.items():
+            watched = []
+            if self.config.guards != "off":
+                watched = watch_tensors(plan.externals, places, state=state, known=known)
+            plan.externals.clear()
+            self._guards[key] = PlanGuards(str(key), watched, level=self.config.guards)
+        for guards in self._guards.values():
+            guards.settle()
+
+    def _drop_plans(self) -> None:
+        for plan in self._plans.values():
+            plan.close()
+        self._plans.clear()
+        self._guards.clear()
 
     def _report_drop(self, key: GraphKey, why: str) -> None:
         self._bus.emit(KeyDropped(key=str(key), reason=why))

@@ -17,6 +17,7 @@ from ostinato.engine.attention import (
     AttentionMetadata,
     AttentionShape,
     ForwardContext,
+    PlanningAttentionBackend,
     get_attention_backend,
     install_forward_context,
     set_forward_context,
@@ -74,7 +75,8 @@ class Executor:
         self._page_size = config.page_size
         self._max_model_len = config.max_model_len
         self._kv_tiers = kv_tiers_for(config.attention, config.max_model_len)
-        self._attention = get_attention_backend(config.attention, loaded.device.type)
+        attention = self._attention = get_attention_backend(config.attention, loaded.device.type)
+        self._planner = attention if isinstance(attention, PlanningAttentionBackend) else None
         self._model.bind_attention(fuses_rotary=self._attention.fuses_rotary)
         self._shape = AttentionShape(
             num_heads=model.num_heads,
@@ -84,7 +86,12 @@ class Executor:
             dtype=loaded.dtype,
             device=loaded.device,
             has_qk_norm=model.traits.has_qk_norm,
+            max_num_reqs=config.max_num_reqs,
+            max_num_tokens=config.max_num_batched_tokens,
+            max_model_len=config.max_model_len,
         )
+        if self._planner is not None:
+            self._planner.reserve(self._shape)
         self.kv_tokens = choose_kv_tokens(config, model, element_bytes=loaded.dtype.itemsize, device=loaded.device)
         self.num_pages = pages_for_tokens(num_tokens=self.kv_tokens, page_size=config.page_size)
         try:
@@ -127,10 +134,12 @@ class Executor:
                 max_num_reqs=config.max_num_reqs,
                 kv_tiers=self._kv_tiers,
                 outputs="view",
+                guards=config.guards,
                 warm_up_runs=1 if loaded.device.type == "cpu" else 2,
             ),
             device=loaded.device,
             capture_support=self._attention.capture_support,
+            state=self._model,
             prepare=self._prepare,
             sinks=sinks,
         )
@@ -162,14 +171,23 @@ class Executor:
         """
         decision = self.graphed.decide(self._live_batch(batch))
         sizes = self.graphed.sizes(decision)
-        self._writer.write(self._staging.open(sizes), batch)
+        host = self._staging.open(sizes)
+        self._writer.write(host, batch)
         self._staging.upload(sizes)
         slots = self.graphed.buffers.views(sizes)
+        is_full = decision.runtime_mode is RuntimeMode.FULL
+        if self._planner is not None:
+            self._planner.plan_step(
+                query_lens=[item.num_new_tokens for item in batch.items],
+                seq_lens=[item.end for item in batch.items],
+                block_tables=host["block_tables"],
+                graph_num_reqs=slots["seq_lens"].shape[0] if is_full else None,
+            )
         num_sampling = len(batch.sampling)
         token_ids = self._last_ids[1 : 1 + num_sampling]
         with torch.inference_mode():
             newest = self._newest(batch, slots)
-            if decision.runtime_mode is RuntimeMode.FULL:  # the graph has its metadata in the buffers
+            if is_full:  # the graph has its metadata in the buffers
                 logits: Tensor = self.graphed.run(decision)[:num_sampling]
                 return StepOutput(logits, token_ids, newest)
             context = self._with(live_metadata(batch, slots, page_size=self._page_size))
@@ -217,6 +235,13 @@ class Executor:
         else:
             metadata = made_up_metadata(
                 key.num_tokens, max_model_len=self._max_model_len, page_size=self._page_size, device=self._device
+            )
+        if self._planner is not None:
+            self._planner.plan_step(
+                query_lens=metadata.host_query_lens or (),
+                seq_lens=metadata.host_seq_lens or (),
+                block_tables=torch.zeros(metadata.block_tables.shape, dtype=torch.int32),  # all in the null page
+                graph_num_reqs=metadata.num_reqs if self._in_full_graph else None,
             )
         install_forward_context(self._with(metadata))
 

@@ -3,6 +3,8 @@
 from ostinato.runtime.buffers.bridges import BridgePool
 from ostinato.runtime.buffers.call_layout import CallLayout
 from ostinato.runtime.buffers.guards import check_baked, check_input
+from ostinato.runtime.buffers.places import Place, places_in, places_of
+from ostinato.runtime.buffers.replay_guards import PlanGuards, watch_tensors
 from ostinato.runtime.buffers.slots import NUM_REQS, NUM_TOKENS, Slot, Tail
 from ostinato.runtime.buffers.staging import Staging
 from ostinato.runtime.buffers.static import Sizes, StaticBuffers
@@ -12,6 +14,8 @@ __all__ = [
     "NUM_TOKENS",
     "BridgePool",
     "CallLayout",
+    "Place",
+    "PlanGuards",
     "Sizes",
     "Slot",
     "Staging",
@@ -19,4 +23,7 @@ __all__ = [
     "Tail",
     "check_baked",
     "check_input",
+    "places_in",
+    "places_of",
+    "watch_tensors",
 ]

@@ -23,6 +23,11 @@ class BridgePool:
         """Bytes of all bridges."""
         return sum(t.numel() for t in self._storages.values())
 
+    @property
+    def addresses(self) -> set[int]:
+        """Of the memory behind all bridges."""
+        return {t.untyped_storage().data_ptr() for t in self._storages.values()}
+
     def take(self, position: int, like: torch.Tensor) -> torch.Tensor:
         """The bridge at ``position`` in the plan, with the shape and dtype of ``like``, contiguous."""
         nbytes = like.numel() * like.element_size()

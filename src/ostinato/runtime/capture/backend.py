@@ -12,6 +12,8 @@ from typing import Protocol
 
 import torch
 
+from ostinato.runtime.capture.externals import External
+
 __all__ = ["CaptureBackend", "CapturedGraph", "PoolMemory"]
 
 
@@ -86,6 +88,14 @@ class CaptureBackend(Protocol):
         plan rewrites it before it is read. Then a tensor over the same memory is returned that owns nothing;
         otherwise ``tensor`` itself. Call between segments, inside `session`.
         """
+        ...
+
+    def note_external(self, tensor: torch.Tensor, by: str) -> None:
+        """Enter what a break (``by``) is given, unless the session's segments have made it. Call inside `session`."""
+        ...
+
+    def externals(self) -> list[External]:
+        """Memory that the session's segments, and the breaks that were noted, use and did not make."""
         ...
 
     def is_capturing(self) -> bool:

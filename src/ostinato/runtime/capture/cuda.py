@@ -22,9 +22,11 @@ from ostinato.errors import CaptureError, ClosedError, DeviceUnavailableError, H
 from ostinato.runtime.breaks import recording
 from ostinato.runtime.capture.backend import CapturedGraph, PoolMemory
 from ostinato.runtime.capture.cuda_driver import count_nodes, node_names
+from ostinato.runtime.capture.externals import External, ExternalLog
 from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.watch import OpWatch, raising_frame, user_frame
 from ostinato.runtime.nest import tensors
+from ostinato.runtime.ops import op_name
 
 __all__ = ["CudaBackend", "CudaGraph"]
 
@@ -139,8 +141,11 @@ class _Watch(OpWatch):
 
     def execute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
-        given = {t.untyped_storage().data_ptr() for t in tensors((args, kwargs))}
-        self.produced |= {t.untyped_storage().data_ptr() for t in tensors(result)} - given
+        given = {t.untyped_storage().data_ptr(): t for t in tensors((args, kwargs))}
+        for address, tensor in given.items():
+            if address not in self.produced:
+                self.note_external(tensor, op_name(func))
+        self.produced |= {t.untyped_storage().data_ptr() for t in tensors(result)} - given.keys()
         return result
 
 
@@ -197,6 +202,7 @@ class CudaBackend:
             raise NestedCaptureError("a plan is being captured already", fix="capture one callable at a time")
         self._session_thread = threading.get_ident()
         self._watch.produced = set()
+        self._watch.externals = ExternalLog()
         caller = torch.cuda.current_stream(self.device)
         stream = self._shared.stream
         stream.wait_stream(caller)
@@ -264,6 +270,15 @@ class CudaBackend:
         return torch.empty(0, dtype=tensor.dtype, device=self.device).set_(
             raw.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride()
         )
+
+    def note_external(self, tensor: torch.Tensor, by: str) -> None:
+        """See `CaptureBackend.note_external`."""
+        if tensor.untyped_storage().data_ptr() not in self._watch.produced:
+            self._watch.note_external(tensor, by)
+
+    def externals(self) -> list[External]:
+        """See `CaptureBackend.externals`."""
+        return self._watch.externals.entries()
 
     def is_capturing(self) -> bool:
         """See `CaptureBackend.is_capturing`."""

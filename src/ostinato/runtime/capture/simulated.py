@@ -18,6 +18,7 @@ import torch
 from ostinato.errors import CaptureError, ClosedError, NestedCaptureError
 from ostinato.runtime.breaks import recording
 from ostinato.runtime.capture.backend import CapturedGraph, PoolMemory
+from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.simulated_memory import Block, ExternalMemory, SimulatedPool, poison
 from ostinato.runtime.capture.watch import FunctionWatch, OpWatch
@@ -95,6 +96,8 @@ class _Recorder(OpWatch):
             return result
         is_mutable = func._schema.is_mutable
         inputs = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
+        for tensor in tensors((args, kwargs)):
+            self.note_use(tensor, name)
         recorded_args, recorded_kwargs = map_tensors((args, kwargs), self._recorded)
         fresh: list[tuple[int, torch.Tensor]] = []  # position among the results, where the recording writes it
         position = -1
@@ -116,6 +119,13 @@ class _Recorder(OpWatch):
             self.recording.calls.append(_make_call(func, recorded_args, recorded_kwargs, fresh))
             self.recording.names.append(name)
         return handed
+
+    def note_use(self, tensor: torch.Tensor, by: str) -> None:
+        """Enter memory that is neither the pool's nor a constant of the program."""
+        storage = tensor.untyped_storage()
+        known = self._known_externals.get(storage._cdata)
+        if self._pool.find(storage) is None and not (known is not None and known.is_constant):
+            self.note_external(tensor, by)
 
     def _move_to_pool(self, tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         source = tensor.untyped_storage()
@@ -218,6 +228,15 @@ class SimulatedBackend:
         if block is None or self._recorder is None or block not in self._recorder.produced:
             return tensor
         return block.recorded_view(tensor)
+
+    def note_external(self, tensor: torch.Tensor, by: str) -> None:
+        """See `CaptureBackend.note_external`."""
+        if self._recorder is not None:
+            self._recorder.note_use(tensor, by)
+
+    def externals(self) -> list[External]:
+        """See `CaptureBackend.externals`."""
+        return [] if self._recorder is None else self._recorder.externals.entries()
 
     def is_capturing(self) -> bool:
         """See `CaptureBackend.is_capturing`."""

@@ -108,7 +108,7 @@ class ExternalMemory:
     def __init__(self, tensor: torch.Tensor, *, is_constant: bool) -> None:
         self._storage = tensor.untyped_storage()
         self._aliases: dict[tuple[object, ...], torch.Tensor] = {}
-        self._is_constant = is_constant
+        self.is_constant = is_constant
         self._is_poisoned = False
 
     @property
@@ -125,7 +125,7 @@ class ExternalMemory:
 
     def poison_if_dead(self) -> None:
         """Poison once, when nobody but this record refers to the storage any more."""
-        if self._is_constant or self._is_poisoned:
+        if self.is_constant or self._is_poisoned:
             return
         ours = len(self._aliases) + 1  # each alias is one TensorImpl; the Python storage object is one more
         if torch._C._storage_Use_Count(self._storage._cdata) <= ours:

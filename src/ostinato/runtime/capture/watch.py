@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ostinato.errors import CaptureError, DynamicShapeError, HostSyncError, UnbrokenOpError
 from ostinato.runtime.breaks import BREAK_NAMESPACE
+from ostinato.runtime.capture.externals import ExternalLog
 from ostinato.runtime.ops import UNBROKEN_RULE, BlockReason, OpRule, classify_function, classify_op, op_name
 
 __all__ = ["FunctionWatch", "OpWatch", "raising_frame", "refuse", "user_frame"]
@@ -43,6 +44,8 @@ class OpWatch(TorchDispatchMode):
         self._device_type = device_type
         self.is_active = False
         self.forbidden: frozenset[str] = frozenset()
+        self.externals = ExternalLog()
+        """Of the session."""
 
     def __enter__(self) -> Self:
         _installing.acquire()
@@ -72,6 +75,11 @@ class OpWatch(TorchDispatchMode):
     def execute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an op that passed; subclasses record it."""
         return func(*args, **kwargs)
+
+    def note_external(self, tensor: torch.Tensor, op: str) -> None:
+        """Enter memory that ``op`` uses and nobody in this session has made."""
+        if tensor.device.type == self._device_type and not self.externals.knows(tensor):
+            self.externals.note(tensor, op, user_frame())
 
 
 class FunctionWatch(TorchFunctionMode):

@@ -17,6 +17,7 @@ from ostinato.runtime.breaks import BreakPoint, handling_breaks
 from ostinato.runtime.buffers import BridgePool
 from ostinato.runtime.capture import CaptureBackend
 from ostinato.runtime.keys import GraphKey, RuntimeMode
+from ostinato.runtime.nest import tensors
 from ostinato.runtime.ops import ATTENTION_OPS
 from ostinato.runtime.runners.break_record import BreakRecord
 from ostinato.runtime.runners.break_step import BreakStep, observe_break
@@ -120,6 +121,7 @@ class _Recorder:
             ) from self._failed
         self._end_segment(runs_next=False)
         self.plan.outputs = outputs
+        self.plan.externals = self._backend.externals()
         self.plan.num_missing_breaks = max(0, len(self._record) - self._num_breaks)
         return self.plan
 
@@ -129,6 +131,8 @@ class _Recorder:
                 return point.fn(*args, **kwargs)
         self._record.check(self._num_breaks, point, args, kwargs)
         self._end_segment(runs_next=True)
+        for tensor in tensors((args, kwargs)):
+            self._backend.note_external(tensor, f"break {point.name}")
         try:
             step = BreakStep(
                 point,

@@ -32,4 +32,4 @@ class FullRunner:
             self._backend.begin()
             outputs = call()
             graph = self._backend.end()
-            return CapturedPlan(key=key, entries=[graph], outputs=outputs)
+            return CapturedPlan(key=key, entries=[graph], outputs=outputs, externals=self._backend.externals())

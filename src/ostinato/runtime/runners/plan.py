@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ostinato.errors import ClosedError
-from ostinato.runtime.capture import CapturedGraph
+from ostinato.runtime.capture import CapturedGraph, External
 from ostinato.runtime.keys import GraphKey
 from ostinato.runtime.runners.break_step import BreakStep
 
@@ -25,6 +25,8 @@ class CapturedPlan:
     entries: list[CapturedGraph | BreakStep] = field(default_factory=list)
     outputs: Any = None
     """What the callable returned, at addresses that every replay rewrites; padded sizes."""
+    externals: list[External] = field(default_factory=list)
+    """Memory that the plan uses and did not make."""
     num_missing_breaks: int = 0
     """Breaks that warm-up met and the capture did not: work that must run eagerly may have been frozen."""
     is_closed: bool = False
@@ -66,4 +68,4 @@ class CapturedPlan:
         for entry in self.entries:
             if not isinstance(entry, BreakStep):
                 entry.close()
-        self.entries, self.outputs = [], None
+        self.entries, self.outputs, self.externals = [], None, []

@@ -1,0 +1,125 @@
+"""Where a callable keeps its tensors: module parameters and buffers, attributes, closure cells, globals.
+
+A graph reads the memory that a tensor had at capture. Whether the callable would read the same today shows the
+place from which it takes the tensor; its name is what an error should say. Found once, at capture.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+__all__ = ["Place", "places_in", "places_of"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """One tensor's home."""
+
+    name: str
+    """As one would write it: ``layers.0.weight``, ``table``."""
+    get: Callable[[], Any]
+    """What stands there now; None if nothing does."""
+    peek: Callable[[], Any]
+    """The same at less cost, blind to a replaced submodule, of which torch tells."""
+    tensor: torch.Tensor
+    """What stood there when the place was found."""
+    is_registered: bool
+    """A module's parameter or buffer: torch tells when one is replaced by assignment."""
+
+
+def places_of(fn: Any) -> list[Place]:
+    """Places of the tensors that a module, method, function, partial or callable object can reach in one step."""
+    return list(_of_callable(fn))
+
+
+def places_in(state: Any) -> list[Place]:
+    """Places in a module, a tensor, or mappings and sequences of these."""
+    return list(_of_value("state", state, _constant(state)))
+
+
+def _of_callable(fn: Any) -> Iterator[Place]:
+    if isinstance(fn, torch.nn.Module):
+        yield from _of_module("", fn)
+    elif isinstance(fn, functools.partial):
+        yield from _of_callable(fn.func)
+        for name, value in (*((f"args[{i}]", v) for i, v in enumerate(fn.args)), *fn.keywords.items()):
+            yield from _of_value(name, value, _constant(value))
+    elif isinstance(fn, types.MethodType):
+        yield from _of_callable(fn.__self__) if isinstance(fn.__self__, torch.nn.Module) else _of_object(fn.__self__)
+    elif isinstance(fn, types.FunctionType):
+        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+            value = _in_cell(cell)
+            yield from _of_value(name, value, functools.partial(_in_cell, cell))
+        for name in fn.__code__.co_names:
+            if name in fn.__globals__:
+                yield from _of_value(name, fn.__globals__[name], functools.partial(fn.__globals__.get, name))
+    elif hasattr(fn, "__dict__"):
+        yield from _of_object(fn)
+
+
+def _of_object(owner: Any) -> Iterator[Place]:
+    for name, value in vars(owner).items() if hasattr(owner, "__dict__") else ():
+        yield from _of_value(name, value, functools.partial(vars(owner).get, name))
+
+
+def _of_value(name: str, value: Any, get: Callable[[], Any]) -> Iterator[Place]:
+    if isinstance(value, torch.Tensor):
+        yield Place(name, get, get, value, is_registered=False)
+    elif isinstance(value, torch.nn.Module):
+        yield from _of_module("" if name == "state" else name, value)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _of_value(f"{name}[{key!r}]", item, functools.partial(value.get, key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            if isinstance(item, torch.Tensor | torch.nn.Module):
+                yield from _of_value(f"{name}[{index}]", item, functools.partial(_item, value, index))
+
+
+def _of_module(name: str, root: torch.nn.Module) -> Iterator[Place]:
+    for dotted, owner in root.named_modules():
+        path = tuple(dotted.split(".")) if dotted else ()
+        prefix = ".".join(part for part in (name, dotted) if part)
+        for kind in (
+            "_parameters",
+            "_buffers",
+            "__dict__",
+        ):  # the last: plain attributes, which torch does not register
+            for key, tensor in getattr(owner, kind).items():
+                if isinstance(tensor, torch.Tensor):
+                    yield Place(
+                        f"{prefix}.{key}" if prefix else key,
+                        functools.partial(_in_module, root, path, kind, key),
+                        functools.partial(getattr(owner, kind).get, key),
+                        tensor,
+                        is_registered=kind != "__dict__",
+                    )
+
+
+def _in_module(root: torch.nn.Module, path: tuple[str, ...], kind: str, key: str) -> Any:
+    """What stands in the module that is at ``path`` today."""
+    module: torch.nn.Module | None = root
+    for part in path:
+        module = None if module is None else module._modules.get(part)
+    return None if module is None else getattr(module, kind).get(key)
+
+
+def _in_cell(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return None
+
+
+def _item(values: list[Any] | tuple[Any, ...], index: int) -> Any:
+    return values[index] if index < len(values) else None
+
+
+def _constant(value: Any) -> Callable[[], Any]:
+    return lambda: value
