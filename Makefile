@@ -59,8 +59,12 @@ docs: $(VENV)/.docs ## build the documentation into site/
 	$(BIN)/python tools/errors_page.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-bench: $(VENV)/.dev ## run every script in benchmarks/
-	@set -e; for script in $(wildcard benchmarks/*.py); do echo "== $$script"; $(BIN)/python $$script; done
+# A CPU and a made-up model of 1 MB: shows that measuring works and what it prints, not how fast anything is.
+TINY := build/tiny-model
+bench: $(VENV)/.dev ## measure decode and prefill of a tiny made-up model on the CPU
+	$(BIN)/python -c "from ostinato.testing.tiny_models import write_tiny_model as w; w('$(TINY)', has_weights=False, has_tokenizer=False)"
+	$(BIN)/ostinato bench decode --model $(TINY) --load-format dummy --device cpu
+	$(BIN)/ostinato bench prefill --model $(TINY) --load-format dummy --device cpu
 
 constraints: ## resolve all extras afresh and rewrite constraints.txt
 	$(PYTHON) tools/constraints.py

@@ -19,6 +19,7 @@ __all__ = ["COMMANDS", "build_command", "load_command"]
 
 # Command -> one-line summary. The module and the function have the command's name, with _ for -.
 COMMANDS: dict[str, str] = {
+    "bench": "Measure decode, prefill, start-up, serving and graphs, and leave evidence.",
     "demo": "Show a burst of requests on graphs, and compare the answers with eager.",
     "doctor": "Say what blocks the capture of a callable or model, where, and which breaks mend it.",
     "errors": "Explain an error code, or list them all.",

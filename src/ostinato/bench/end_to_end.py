@@ -1,0 +1,127 @@
+"""Times of whole answers, the same for Ostinato and for every peer: a function that takes prompts and a length.
+
+TPOT is (time of 136 output tokens - time of 8) / 128, with new random prompts at each call, greedy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from ostinato.bench.peers.registry import PEERS, PeerSettings, missing, open_peer
+from ostinato.bench.run import Run
+from ostinato.bench.statistics import tpot_ms
+from ostinato.engine.request import SamplingParams
+
+if TYPE_CHECKING:
+    from ostinato import LLM
+
+__all__ = [
+    "NUM_LONG",
+    "NUM_SHORT",
+    "GenerateSeconds",
+    "engine_seconds",
+    "measure_peers",
+    "measure_tpots",
+    "measure_ttfts",
+    "steps_between",
+]
+
+NUM_SHORT: Final = 8
+NUM_LONG: Final = 136
+
+GenerateSeconds = Callable[[Sequence[Sequence[int]], int], float]
+"""Wall seconds until every prompt has so many output tokens."""
+
+
+def engine_seconds(llm: LLM) -> GenerateSeconds:
+    """`GenerateSeconds` of an Ostinato engine."""
+
+    def seconds(prompts: Sequence[Sequence[int]], num_tokens: int) -> float:
+        params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+        began = time.perf_counter()
+        outputs = llm.generate(prompts, params)
+        elapsed = time.perf_counter() - began
+        for output in outputs:
+            if output.error is not None:
+                raise output.error
+            if len(output.token_ids) != num_tokens:
+                raise RuntimeError(f"a request ended after {len(output.token_ids)} of {num_tokens} tokens")
+        return elapsed
+
+    return seconds
+
+
+def measure_tpots(run: Run, seconds: GenerateSeconds, *, batch: int, prompt_tokens: int) -> list[float]:
+    """TPOT in milliseconds, once for each repeat, after one call of each length that is not counted."""
+    for num_tokens in (NUM_LONG, NUM_SHORT):
+        seconds(run.prompts(batch, prompt_tokens), num_tokens)
+    tpots = []
+    for _ in range(run.repeats):
+        short = seconds(run.prompts(batch, prompt_tokens), NUM_SHORT)
+        long = seconds(run.prompts(batch, prompt_tokens), NUM_LONG)
+        tpots.append(tpot_ms(short, long, num_short=NUM_SHORT, num_long=NUM_LONG))
+    return tpots
+
+
+def measure_ttfts(run: Run, seconds: GenerateSeconds, *, num_tokens: int, num_reqs: int = 1) -> list[float]:
+    """Milliseconds until the first token of all of ``num_reqs`` prompts, once for each repeat, after two calls."""
+    for _ in range(2):
+        seconds(run.prompts(num_reqs, num_tokens), 1)
+    return [seconds(run.prompts(num_reqs, num_tokens), 1) * 1e3 for _ in range(run.repeats)]
+
+
+def steps_between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, int]:
+    """Steps by runtime mode between two of `LLM.stats`."""
+    steps = Counter(after["dispatch"]["by_runtime_mode"])
+    steps.subtract(before["dispatch"]["by_runtime_mode"])
+    return {mode: count for mode, count in steps.items() if count}
+
+
+def measure_peers(
+    run: Run,
+    measure: Callable[[str, GenerateSeconds], None],
+    *,
+    max_model_len: int,
+    max_num_reqs: int,
+    max_num_batched_tokens: int,
+    warm_up_tokens: tuple[int, int],
+) -> None:
+    """Open each peer that was asked for, let ``measure(name, seconds)`` add its rows, and close it.
+
+    A peer that is not installed is skipped, one that fails is kept under "failed"; the others are measured.
+    """
+    for name in run.config.peers or ():
+        why = missing(name)
+        if why is not None:
+            run.evidence.skip(name, why)
+            continue
+        settings = PeerSettings(
+            model=run.config.engine.model,
+            load_format=run.config.engine.load_format,
+            device=str(run.target.device),
+            dtype=str(run.target.dtype).removeprefix("torch."),
+            max_model_len=max_model_len,
+            max_num_reqs=max_num_reqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            warm_up_tokens=warm_up_tokens,
+        )
+        began = time.perf_counter()
+        try:
+            peer = open_peer(name, settings)
+        except Exception as error:  # whatever another project raises
+            run.evidence.fail(name, error)
+            continue
+        run.evidence.config[name] = {
+            "package": PEERS[name].package,
+            "max_model_len": max_model_len,
+            "max_num_reqs": max_num_reqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "start_seconds": round(time.perf_counter() - began, 2),
+        }
+        try:
+            measure(name, peer.generate_seconds)
+        finally:
+            peer.close()

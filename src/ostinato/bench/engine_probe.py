@@ -1,0 +1,105 @@
+"""The one place where a benchmark looks behind `LLM`: the facade of its graphs, and one plan replayed alone.
+
+Everything else that a benchmark knows of an engine comes from its public methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ostinato.bench.clock import host_times_us, step_times_ms
+from ostinato.engine.attention import install_forward_context
+from ostinato.runtime import Graphed, GraphKey, LiveBatch, RuntimeMode
+
+if TYPE_CHECKING:
+    from ostinato import LLM
+
+__all__ = ["decode_key", "facade_of", "made_up", "made_up_eager_ms", "made_up_replay_ms", "replay_host_us", "replay_ms"]
+
+
+def facade_of(llm: LLM) -> Graphed:
+    """The one `Graphed` of an engine."""
+    return llm._require_open().graphed
+
+
+def decode_key(llm: LLM, *, num_reqs: int, context_tokens: int) -> GraphKey | None:
+    """The key that a decode step of so many requests replays; None if it runs eagerly."""
+    graphed = facade_of(llm)
+    tiers = sorted({key.kv_tier for key in graphed.keys if key.kv_tier is not None})
+    tier = next((tier for tier in tiers if tier >= context_tokens), context_tokens) if tiers else None
+    live = LiveBatch(num_tokens=num_reqs, num_reqs=num_reqs, uniform_query_len=1, context_tokens=tier)
+    return graphed.decide(live).key
+
+
+def replay_ms(llm: LLM, key: GraphKey, *, num_live: int, repeats: int) -> list[float]:
+    """Device time of the plan of ``key`` alone, on the data that the last step has left in the buffers.
+
+    Only for full graphs, which find their metadata there: call it right after steps of this key.
+    """
+    assert key.runtime_mode is RuntimeMode.FULL, "a piecewise plan needs the metadata of a live step"
+    graphed = facade_of(llm)
+    plan = graphed.plans[key]
+    with torch.inference_mode():
+        return step_times_ms(lambda: plan.replay(num_live), graphed.device, repeats)
+
+
+@contextmanager
+def made_up(graphed: Graphed, key: GraphKey) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The call with which ``key`` was captured (prompts that fill it), its inputs and metadata in place."""
+    with torch.inference_mode():
+        try:
+            yield graphed.made_up_call(key)
+        finally:
+            install_forward_context(None)
+
+
+def made_up_replay_ms(llm: LLM, key: GraphKey, *, repeats: int) -> list[float]:
+    """Device time of the plan of ``key`` on that call."""
+    graphed = facade_of(llm)
+    plan = graphed.plans[key]
+    with made_up(graphed, key):
+        return step_times_ms(lambda: plan.replay(key.num_tokens), graphed.device, repeats)
+
+
+def made_up_eager_ms(llm: LLM, key: GraphKey, *, repeats: int) -> list[float]:
+    """The same call without a graph. Leaves a full graph's engine unfit for more steps: ask last."""
+    graphed = facade_of(llm)
+    forward = llm._require_open().forward
+    with made_up(graphed, key) as (args, kwargs):
+        return step_times_ms(lambda: forward(*args, **kwargs), graphed.device, repeats)
+
+
+def replay_host_us(graphed: Graphed, key: GraphKey, *, repeats: int) -> dict[str, list[float]]:
+    """Host time of one replay of ``key``, by how much is checked. The inputs must stand ready.
+
+    ``on``: with the checks that every step does (static buffers and, where the runtime has them, what else the graph
+    reads), at the level that ``graphed`` was made with. ``off``: without any. ``bare``: the graphs' launches alone, no
+    breaks. They take turns within each repeat, so that a drift of the machine's clock hits all alike.
+    """
+    plan = graphed.plans[key]
+    launches = [entry.replay for entry in plan.entries if hasattr(entry, "replay")]
+
+    guards = getattr(graphed, "_guards", {}).get(key)
+
+    def guarded() -> None:
+        graphed.buffers.check_addresses()
+        if guards is not None:
+            guards.check()
+        plan.replay(key.num_tokens)
+
+    def bare() -> None:
+        for launch in launches:
+            launch()
+
+    kinds: dict[str, Any] = {"on": guarded, "off": lambda: plan.replay(key.num_tokens), "bare": bare}
+    found: dict[str, list[float]] = {name: [] for name in kinds}
+    rounds = max(1, repeats // 10)
+    with torch.inference_mode():
+        for _ in range(rounds):
+            for name, run in kinds.items():
+                found[name] += host_times_us(run, graphed.device, min(repeats, 10))
+    return found

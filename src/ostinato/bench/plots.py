@@ -1,0 +1,94 @@
+"""A benchmark's rows as a picture: one line for each variant, or one bar of stages for each mode.
+
+matplotlib is an extra and imported here alone; without it there is no picture and a message.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+__all__ = ["draw", "has_matplotlib"]
+
+# bench -> (x, y, what tells lines apart, is the y axis logarithmic)
+_LINES: Final[dict[str, tuple[str, str, tuple[str, ...], bool]]] = {
+    "decode": ("batch", "tpot_ms", ("mode",), False),
+    "prefill": ("tokens", "ttft_ms", ("mode",), True),
+    "surface": ("tokens", "step_ms", ("variant", "requests"), True),
+    "segments": ("segments", "off_us", ("callable",), True),
+    "serve": ("rate", "ttft_ms_p99", ("mode",), True),
+}
+_LABELS: Final = {
+    "batch": "requests at once",
+    "tpot_ms": "time per output token, ms",
+    "ttft_ms": "time to first token, ms",
+    "step_ms": "engine step, ms",
+    "tokens": "tokens",
+    "segments": "segments",
+    "off_us": "host time of a replay, us",
+    "rate": "requests a second",
+    "ttft_ms_p99": "99th percentile of time to first token, ms",
+}
+_STAGES: Final = ("interpreter", "imports", "weights", "warm_up", "capture", "first_token")
+
+
+def has_matplotlib() -> bool:
+    """Whether `draw` can work here."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def draw(document: Mapping[str, Any], path: Path) -> None:
+    """Write ``document`` (see `Evidence.to_dict`) as a PNG file.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes: Any = figure.subplots()
+    if document["bench"] == "startup":
+        _bars(axes, document)
+    else:
+        _lines(axes, document)
+    axes.set_title(f"{document['bench']}, {document['model']}, {document['hardware']}, {document['date']}")
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize="small")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=150, format="png")
+
+
+def _lines(axes: Any, document: Mapping[str, Any]) -> None:
+    x, y, names, is_log = _LINES[document["bench"]]
+    lines: dict[str, list[tuple[float, float]]] = {}
+    floors: dict[float, float] = {}
+    for row in document["rows"]:
+        if row.get(x) is None or row.get(y) is None:
+            continue
+        label = ", ".join(str(row[name]) if name != "requests" else f"{row[name]} requests" for name in names)
+        lines.setdefault(label, []).append((row[x], row[y]))
+        if "floor_ms" in row:
+            floors[row[x]] = row["floor_ms"]
+    for label, points in lines.items():
+        axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3, label=label)
+    if floors:
+        axes.plot(*zip(*sorted(floors.items()), strict=True), linestyle=":", color="black", label="floor")
+    axes.set_xscale("log", base=2)
+    if is_log:
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    axes.set_xlabel(_LABELS[x])
+    axes.set_ylabel(_LABELS[y])
+
+
+def _bars(axes: Any, document: Mapping[str, Any]) -> None:
+    modes = [row["mode"] for row in document["rows"]]
+    left = [0.0] * len(modes)
+    for stage in _STAGES:
+        widths = [row[f"{stage}_s"] for row in document["rows"]]
+        axes.barh(modes, widths, left=left, label=stage)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    axes.set_xlabel("seconds from process start")

@@ -1,0 +1,132 @@
+"""The registry of scenarios, and the way to run one: check, look up, measure, write.
+
+A scenario is a module of `bench.scenarios` with ``check(run)``, which raises before anything is measured, and
+``measure(run)``, which adds rows. A row that fails keeps the others.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+from ostinato.bench.config import BenchConfig
+from ostinato.bench.evidence import Evidence, output_path
+from ostinato.bench.peers.registry import PEERS, check_peers
+from ostinato.errors import ConfigError, UnknownNameError
+
+if TYPE_CHECKING:
+    from ostinato.engine.weights.progress import ProgressReporter
+
+__all__ = ["SCENARIOS", "Scenario", "find_scenario", "run_bench"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """What a scenario measures, how often, and which settings of `BenchConfig` it reads."""
+
+    summary: str
+    repeats: int
+    options: frozenset[str]
+
+
+def _scenario(summary: str, repeats: int, *options: str) -> Scenario:
+    return Scenario(summary=summary, repeats=repeats, options=frozenset({"repeats", *options}))
+
+
+SCENARIOS: Final[dict[str, Scenario]] = {
+    "decode": _scenario(
+        "time per output token, by mode and batch", 3, "modes", "batches", "prompt_tokens", "peers", "is_profiled"
+    ),
+    "prefill": _scenario(
+        "time to first token, by mode and prompt length", 9, "modes", "tokens", "peers", "is_profiled"
+    ),
+    "surface": _scenario("every way to make graphs, by tokens and requests", 5, "variants", "tokens", "requests"),
+    "segments": _scenario("host time of a replay, by segments and checks", 100, "tokens", "segments", "peers"),
+    "startup": _scenario("seconds from process start to first token, by stage", 3, "modes", "prompt_tokens", "is_cold"),
+    "serve": _scenario(
+        "requests at a rate or from a trace: throughput and latencies", 1, "modes", "rates", "num_requests",
+        "prompt_tokens", "output_tokens", "trace", "trace_speed", "ttft_goal_ms", "tpot_goal_ms",
+    ),
+}  # fmt: skip
+
+
+def find_scenario(name: str) -> Scenario:
+    """The scenario of that name.
+
+    Raises:
+        UnknownNameError: there is none; lists those that there are.
+    """
+    if name not in SCENARIOS:
+        raise UnknownNameError.of("scenario", name, list(SCENARIOS))
+    return SCENARIOS[name]
+
+
+def run_bench(
+    name: str,
+    config: BenchConfig,
+    *,
+    json_out: str | None = None,
+    plot_out: str | None = None,
+    command: list[str] | None = None,
+    progress: ProgressReporter | None = None,
+    say: Callable[[str], None] = lambda _text: None,
+) -> Evidence:
+    """Measure; the evidence, which is in ``json_out`` too.
+
+    Args:
+        name: of the scenario.
+        json_out: file, or folder for a file with the usual name.
+        plot_out: the same for a picture, which the caller draws when all is measured (`plots.draw`).
+        command: as typed; the process's own by default.
+        progress: told of loading and capturing.
+        say: told of each row.
+
+    Raises:
+        OstinatoError: a setting is wrong, does not belong to the scenario, or the output cannot be written. Errors of
+            single rows are in `Evidence.failed` instead.
+    """
+    scenario = find_scenario(name)
+    _check_options(name, scenario, config)
+    peers = config.peers or ()
+    check_peers(peers, scenario=name)
+
+    from ostinato.bench.environment import command_line, hardware_name, versions
+    from ostinato.bench.model_costs import find_target
+    from ostinato.bench.run import Run
+
+    target = find_target(config.engine)
+    hardware, day = hardware_name(target.device), datetime.date.today().isoformat()
+    model = config.engine.model
+    naming = {"bench": name, "model": model, "hardware": hardware, "day": day}
+    path = None if json_out is None else output_path(json_out, **naming)
+    plot_path = None if plot_out is None else output_path(plot_out, **naming, suffix="png")
+    repeats = config.repeats or scenario.repeats
+    evidence = Evidence(
+        bench=name,
+        date=day,
+        model=model,
+        hardware=hardware,
+        versions=versions(target.device, tuple(PEERS[peer].package for peer in peers)),
+        command=command_line() if command is None else command,
+        repeats=repeats,
+        path=path,
+        plot_path=plot_path,
+        say=say,
+        config={"asked": {key: str(value) if key == "trace" else value for key, value in config.given().items()}},
+    )
+    run = Run(config=config, target=target, evidence=evidence, repeats=repeats, progress=progress)
+    module = import_module(f"ostinato.bench.scenarios.{name}")
+    module.check(run)
+    evidence.save()
+    module.measure(run)
+    evidence.save()
+    return evidence
+
+
+def _check_options(name: str, scenario: Scenario, config: BenchConfig) -> None:
+    for option in sorted(set(config.given()) - scenario.options):
+        users = [other for other, it in SCENARIOS.items() if option in it.options]
+        raise ConfigError(f"{name} has no use for {option}", fix=f"leave it out; it belongs to {', '.join(users)}")

@@ -1,0 +1,51 @@
+"""The Markdown table and the plots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostinato.bench.plots import draw
+from ostinato.bench.report import markdown_table, report
+from ostinato.bench.scenario import SCENARIOS
+
+ROWS: dict[str, list[dict[str, Any]]] = {
+    "decode": [{"mode": "none", "batch": 1, "tpot_ms": 2.5, "floor_ms": 1.0}, {"mode": "vllm", "batch": 8}],
+    "prefill": [{"mode": "none", "tokens": 16, "ttft_ms": 2.5}],
+    "surface": [{"variant": "fx", "tokens": 8, "requests": 1, "step_ms": 1.0}],
+    "segments": [{"callable": "model", "segments": 3, "off_us": 10.0}],
+    "startup": [{"mode": "none", "total_s": 2.0}
+                | {f"{s}_s": 0.1 for s in ("interpreter", "imports", "weights", "warm_up", "capture", "first_token")}],
+    "serve": [{"mode": "none", "rate": 8.0, "ttft_ms_p99": 5.0, "load": "poisson 8/s"}],
+}  # fmt: skip
+
+
+def document(bench: str) -> dict[str, Any]:
+    top = {"bench": bench, "model": "m", "hardware": "h", "date": "2026-11-29", "failed": {}, "skipped": {}}
+    return {**top, "rows": ROWS[bench]}
+
+
+def test_a_table_has_the_columns_that_some_row_has() -> None:
+    table = markdown_table([{"a": 1.23456, "b": None}, {"a": [1.0, 2.0], "c": "x|y"}], ("a", "b", "c", "d"))
+    assert table.splitlines() == [
+        "| a     | b | c   |",
+        "|-------|---|-----|",
+        "| 1.235 | - | -   |",
+        "| 1 - 2 | - | x/y |",
+    ]
+
+
+def test_every_scenario_has_a_table_and_a_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for bench in SCENARIOS:
+        assert "| " in report(document(bench))
+        draw(document(bench), tmp_path / f"{bench}.png")
+        assert (tmp_path / f"{bench}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_failed_or_stopped_paying_is_told() -> None:
+    crossovers = [{"variant": "fx", "requests": 1, "pays_up_to": 8, "stops_paying_at": None}]
+    text = report(document("surface") | {"failed": {"inductor": "no compiler"}, "crossovers": crossovers, "rows": []})
+    assert "no rows" in text and "failed: inductor: no compiler" in text and "pays_up_to" in text

@@ -1,0 +1,198 @@
+"""Each scenario on a tiny model: rows with the promised columns, and a row that fails keeps the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostinato.bench import BenchConfig, Evidence, run_bench
+from ostinato.bench.peers import registry
+from ostinato.bench.run import Run
+from ostinato.bench.scenarios import decode
+from ostinato.engine.config import EngineConfig
+from ostinato.errors import ConfigError
+from ostinato.testing.tiny_models import write_tiny_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("bench") / "tiny", has_weights=False, has_tokenizer=False)
+
+
+def run(model: Path, scenario: str, *, json_out: str | None = None, engine: Any = None, **settings: Any) -> Evidence:
+    config = EngineConfig(model=str(model), load_format="dummy", device="cpu", **(engine or {}))
+    return run_bench(scenario, BenchConfig(engine=config, **settings), json_out=json_out)
+
+
+def test_decode(model: Path, tmp_path: Path) -> None:
+    found = run(model, "decode", json_out=f"{tmp_path}/", modes=("full_and_piecewise", "none"), batches=(2,), repeats=1,
+                prompt_tokens=8, peers=("vllm",))  # fmt: skip
+    assert found.failed == {}
+    graph, eager = found.rows
+    assert (graph["mode"], graph["batch"], graph["runtime_mode"]) == ("full_and_piecewise", 2, "FULL")
+    assert (eager["mode"], eager["runtime_mode"], eager["device_ms"]) == ("none", "EAGER", None)
+    assert graph["tpot_ms"] > graph["floor_ms"] > graph["weight_floor_ms"] > 0
+    assert 0 <= graph["idle_percent"] <= 100 and graph["kernels"] > 50
+    assert 0 < graph["host_us"] < graph["tpot_ms"] * 1e3
+    assert eager["speedup_over_eager"] == 1
+    assert set(found.skipped) == {"vllm"}
+    assert found.path is not None and found.path.name.startswith("decode_tiny_")
+    document = json.loads(found.path.read_text())
+    assert {"bench", "model", "hardware", "versions", "command", "config", "repeats", "rows", "date"} <= set(document)
+    assert document["config"]["none"]["resolved_mode"] == "none"
+    assert str(tmp_path) not in found.path.read_text()
+
+
+def test_prefill(model: Path) -> None:
+    found = run(model, "prefill", modes=("piecewise",), tokens=(5, 20), repeats=1)
+    assert [(row["tokens"], row["runtime_mode"]) for row in found.rows] == [(5, "PIECEWISE"), (20, "PIECEWISE")]
+    assert all(row["ttft_ms"] > row["floor_ms"] > 0 for row in found.rows)
+
+
+def test_surface(model: Path) -> None:
+    found = run(model, "surface", variants=("eager", "breakable"), tokens=(2, 8), requests=(1, 2), repeats=1)
+    assert found.failed == {}
+    rows = {(row["variant"], row["tokens"], row["requests"]): row for row in found.rows}
+    assert len(rows) == 8
+    assert (rows["eager", 2, 2]["kind"], rows["eager", 8, 2]["kind"]) == ("decode", "prefill")
+    one = rows["breakable", 8, 1]
+    assert one["runtime_mode"] == "PIECEWISE" and one["segments"] == 3 and one["graphs"] == 2
+    assert {"replay_ms", "eager_ms", "capture_seconds", "pool_bytes", "nodes"} <= set(one)
+    assert "eager_ms" not in rows["eager", 8, 1]
+    assert "replay_ms" not in rows["breakable", 8, 2]  # captured with one prompt, not with two
+    assert [(c["variant"], c["requests"]) for c in found.extra["crossovers"]] == [("breakable", 1), ("breakable", 2)]
+
+
+def test_surface_of_full_graphs_replays_the_last_step(model: Path) -> None:
+    found = run(model, "surface", variants=("full",), tokens=(2,), requests=(2,), repeats=1)
+    (row,) = found.rows
+    assert (row["kind"], row["runtime_mode"], row["segments"]) == ("decode", "FULL", 1)
+    assert row["replay_ms"] > 0 and "eager_ms" not in row
+
+
+def test_segments(model: Path) -> None:
+    found = run(model, "segments", tokens=(4,), segments=(1, 3), repeats=10, peers=("breakable-cuda-graphs",))
+    assert found.failed == {}
+    assert [(row["callable"], row["segments"], row["breaks"]) for row in found.rows] == [
+        ("model", 3, 2),
+        ("chain, empty breaks", 1, 0),
+        ("chain, empty breaks", 3, 2),
+        ("chain, one kernel a break", 1, 0),
+        ("chain, one kernel a break", 3, 2),
+    ]
+    assert all(row["on_us"] > 0 and row["off_us"] > 0 and row["bare_us"] > 0 for row in found.rows)
+    assert set(found.skipped) == {"breakable-cuda-graphs"}
+
+
+def test_startup(model: Path) -> None:
+    found = run(model, "startup", modes=("piecewise",), repeats=1, engine={"token_sizes": (16,)})
+    assert found.failed == {}
+    (row,) = found.rows
+    stages = ("interpreter", "imports", "weights", "warm_up", "capture", "first_token")
+    assert all(row[f"{stage}_s"] > 0 for stage in stages)
+    assert sum(row[f"{stage}_s"] for stage in stages) == pytest.approx(row["total_s"], abs=0.01)
+    assert row["num_graphs"] == 1
+
+
+def test_serve_at_a_rate_and_from_a_trace(model: Path, tmp_path: Path) -> None:
+    found = run(model, "serve", modes=("none",), rates=(200.0,), num_requests=4, prompt_tokens=5, output_tokens=3)
+    (row,) = found.rows
+    assert (row["num_requests"], row["num_failed"], row["num_skipped"]) == (4, 0, 0)
+    trace = tmp_path / "some.csv"
+    lines = ["2023-11-16 18:17:03.5,5,2", "2023-11-16 18:17:03.6,9000,2"]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
+    (row,) = run(model, "serve", modes=("none",), trace=trace).rows
+    assert (row["load"], row["num_requests"], row["num_skipped"]) == ("some x1", 1, 1)
+
+
+def test_a_row_that_fails_keeps_the_others(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    original = decode._row
+
+    def sometimes(run: Any, llm: Any, mode: str, batch: int, prompt_tokens: int) -> dict[str, Any]:
+        if batch == 2:
+            raise RuntimeError("out of luck")
+        return original(run, llm, mode, batch, prompt_tokens)
+
+    monkeypatch.setattr(decode, "_row", sometimes)
+    out = tmp_path / "x.json"
+    run(model, "decode", json_out=str(out), modes=("none",), batches=(2, 1), repeats=1, prompt_tokens=4)
+    document = json.loads(out.read_text())
+    assert [row["batch"] for row in document["rows"]] == [1]
+    assert document["failed"] == {"none batch 2": "RuntimeError: out of luck"}
+
+
+def test_a_peer_gets_the_same_prompts_and_definition(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, int, int]] = []
+
+    class FakePeer:
+        def generate_seconds(self, prompts: Any, num_tokens: int) -> float:
+            calls.append((len(prompts), len(prompts[0]), num_tokens))
+            return 0.1 + 0.002 * num_tokens
+
+        def close(self) -> None:
+            calls.append((0, 0, 0))
+
+    monkeypatch.setattr("ostinato.bench.end_to_end.missing", lambda name: None)
+    monkeypatch.setattr("ostinato.bench.end_to_end.open_peer", lambda name, settings: FakePeer())
+    found = run(model, "decode", modes=("none",), batches=(2,), repeats=1, prompt_tokens=4, peers=("vllm",))
+    assert found.rows[-1]["mode"] == "vllm"
+    assert found.rows[-1]["tpot_ms"] == pytest.approx(2.0)
+    assert calls == [(2, 4, 136), (2, 4, 8), (2, 4, 8), (2, 4, 136), (0, 0, 0)]
+
+
+def test_the_profiler_comes_last_and_fills_what_is_missing(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    profiled: list[int] = []
+
+    def busy(run: Callable[[], Any], device: object) -> tuple[float, int]:
+        run()
+        profiled.append(len(found_rows))
+        return (10.0, 100) if len(profiled) % 2 else (10.0 + 16 * 0.25, 100 + 16 * 7)
+
+    found_rows: list[Any] = []
+    add = Evidence.add
+    monkeypatch.setattr(Evidence, "add", lambda self, row: (found_rows.append(row), add(self, row))[1])
+    monkeypatch.setattr("ostinato.bench.profiling.device_busy", busy)
+    monkeypatch.setattr(Run, "is_cuda", True)
+    found = run(model, "decode", modes=("full_and_piecewise", "none"), batches=(1,), repeats=1, prompt_tokens=4)
+    assert found.failed == {}
+    assert profiled == [2, 2, 2, 2]  # after both rows
+    graph, eager = found.rows
+    assert (graph["busy_ms"], graph["kernels"], graph["device_clock"]) == (0.25, 7.0, "replay")
+    assert (eager["device_ms"], eager["device_clock"]) == (0.25, "profiler")
+    assert eager["idle_percent"] == pytest.approx(100 * (1 - 0.25 / eager["tpot_ms"]), abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "settings", "engine", "says"),
+    [
+        ("decode", {"prompt_tokens": 500}, {}, "the model's context is 512"),
+        ("decode", {"batches": (9,)}, {"max_num_reqs": 8}, "max_num_reqs"),
+        ("decode", {}, {"max_model_len": 200}, "max_model_len is 200"),
+        ("prefill", {"tokens": (512,)}, {}, "513 tokens"),
+        ("surface", {"tokens": (64,)}, {"max_num_batched_tokens": 32}, "max_num_batched_tokens"),
+        ("serve", {"prompt_tokens": 511, "output_tokens": 9}, {}, "520 tokens"),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_an_engine_is_made(
+    model: Path, monkeypatch: pytest.MonkeyPatch, scenario: str, settings: Any, engine: Any, says: str
+) -> None:
+    def never(*args: object, **kwargs: object) -> None:
+        raise AssertionError("an engine was made")
+
+    monkeypatch.setattr("ostinato.LLM", never, raising=False)
+    with pytest.raises(ConfigError, match=says):
+        run(model, scenario, engine=engine, **settings)
+
+
+def test_an_unwritable_output_is_refused_before_an_engine_is_made(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be written"):
+        run(model, "decode", json_out=str(tmp_path / "absent" / "x.json"))
+
+
+def test_every_peer_has_a_file() -> None:
+    folder = Path(registry.__file__).parent
+    assert all((folder / f"{entry.file}.py").is_file() for entry in registry.PEERS.values())
