@@ -23,6 +23,7 @@ __all__ = [
     "NUM_SHORT",
     "GenerateSeconds",
     "engine_seconds",
+    "host_us_between",
     "measure_peers",
     "measure_tpots",
     "measure_ttfts",
@@ -78,6 +79,13 @@ def steps_between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, in
     steps = Counter(after["dispatch"]["by_runtime_mode"])
     steps.subtract(before["dispatch"]["by_runtime_mode"])
     return {mode: count for mode, count in steps.items() if count}
+
+
+def host_us_between(before: dict[str, Any], after: dict[str, Any]) -> float | None:
+    """Host work a step, less waiting for the device, between two of `LLM.stats`; None if there was no step."""
+    first, last = before["host"], after["host"]
+    num_steps = last["steps"] - first["steps"]
+    return None if not num_steps else round((last["busy_seconds"] - first["busy_seconds"]) / num_steps * 1e6, 1)
 
 
 def measure_peers(

@@ -13,13 +13,13 @@ from ostinato.bench.end_to_end import (
     NUM_SHORT,
     GenerateSeconds,
     engine_seconds,
+    host_us_between,
     measure_peers,
     measure_tpots,
     steps_between,
 )
 from ostinato.bench.engine_probe import decode_key, facade_of, replay_ms
 from ostinato.bench.floor import floors
-from ostinato.bench.host_time import host_us_per_step
 from ostinato.bench.profiling import idle_percent, profile_rows, profiled_step
 from ostinato.bench.run import Run
 from ostinato.bench.statistics import summary
@@ -51,6 +51,9 @@ def measure(run: Run) -> None:
         "union of all kernel times of a step (clock 'profiler'); on a CPU the graph's wall time, which is host time"
     )
     run.evidence.note("busy_ms, and kernels beside it: all that the device did in a step, by the profiler")
+    run.evidence.note(
+        "host_us: the engine's own work on the host a step, less its waiting for the device; prompts' steps too"
+    )
     run.evidence.note("idle_percent: 1 - device_ms / tpot_ms, at least 0; what is sampled outside the graph is in it")
     batches, prompt_tokens = _batches(run), _prompt_tokens(run)
     limits: dict[str, Any] = {
@@ -93,13 +96,13 @@ def _prompt_tokens(run: Run) -> int:
 def _row(run: Run, llm: LLM, mode: str, batch: int, prompt_tokens: int) -> dict[str, Any]:
     seconds, before = engine_seconds(llm), llm.stats()
     tpots = measure_tpots(run, seconds, batch=batch, prompt_tokens=prompt_tokens)
-    steps = steps_between(before, llm.stats())
+    after = llm.stats()
+    steps = steps_between(before, after)
     row: dict[str, Any] = {"mode": mode, "batch": batch, **summary("tpot_ms", tpots)}
     row |= {"runtime_mode": max(steps, key=steps.__getitem__), "steps_by_runtime_mode": steps}
     row |= _device(run, llm, batch, prompt_tokens)
     row["idle_percent"] = idle_percent(row["device_ms"], row["tpot_ms"])
-    host_us = host_us_per_step(llm, run.prompts(batch, prompt_tokens))
-    row["host_us"] = None if host_us is None else round(host_us, 1)
+    row["host_us"] = host_us_between(before, after) if run.is_cuda else None  # a CPU computes within it
     return row | _floors(run, batch, prompt_tokens, row["tpot_ms"])
 
 
