@@ -56,8 +56,14 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
         """[num_tokens, hidden_size], with [num_tokens, head_dim] rows of `RotaryTable` -> [num_tokens, hidden_size]."""
-        qkv = self.qkv(x)
-        attended = torch.empty((x.shape[0], self.num_heads, self.head_dim), dtype=x.dtype, device=x.device)
+        return self.out(self.attend(self.qkv(x), rotary))  # type: ignore[no-any-return]
+
+    def attend(self, qkv: Tensor, rotary: Tensor) -> Tensor:
+        """What lies between the projections.
+
+        [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] -> [num_tokens, num_heads * head_dim].
+        """
+        attended = torch.empty((qkv.shape[0], self.num_heads, self.head_dim), dtype=qkv.dtype, device=qkv.device)
         fuses_rotary = self.fuses_rotary
         if fuses_rotary is None:
             fuses_rotary = get_forward_context().backend.fuses_rotary
@@ -66,9 +72,9 @@ class SelfAttention(nn.Module):
             k_norm = None if self.k_norm is None else self.k_norm.weight
             rotary_paged_attention(qkv, rotary, attended, q_norm, k_norm, self.layer, self.scale, self.norm_eps)
         else:
-            heads = qkv.view(x.shape[0], -1, self.head_dim)
+            heads = qkv.view(qkv.shape[0], -1, self.head_dim)
             q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
             if self.q_norm is not None and self.k_norm is not None:
                 q, k = self.q_norm(q), self.k_norm(k)
             paged_attention(rotate(q, rotary), rotate(k, rotary), v, attended, self.layer, self.scale)
-        return self.out(attended.view(x.shape[0], -1))  # type: ignore[no-any-return]
+        return attended.view(qkv.shape[0], -1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear
 
-from ostinato.engine.layers import RMSNorm, RotaryTable
+from ostinato.engine.layers import FusedLinears, RMSNorm, RotaryTable, takes_fused_linears
 from ostinato.engine.models.checkpoint import fill_from_checkpoint
 from ostinato.engine.models.config import ModelConfig
 from ostinato.engine.models.decoder_layer import DecoderLayer
@@ -38,6 +38,7 @@ class DecoderModel(nn.Module):
         self.rotary = RotaryTable(config.rope, config.head_dim, max_model_len)
         self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.bind_linears(FusedLinears())
         self.head = (
             self.embedding
             if config.has_tied_head
@@ -52,19 +53,26 @@ class DecoderModel(nn.Module):
             positions: [num_tokens] int64, below ``max_model_len``; padded rows 0.
 
         Returns:
-            [num_tokens, hidden_size], after the last norm.
+            [num_tokens, hidden_size], the residual stream before the last norm, which `compute_logits` does: on
+            the rows that are sampled from, and within the output projection where rows are few.
         """
         rotary = self.rotary(positions)
         addend, residual = None, embedding(input_ids, self.embedding)
         for layer in self.layers:
             addend, residual = layer(addend, residual, rotary)
-        if addend is None:  # a model without layers
-            return self.norm(residual)  # type: ignore[no-any-return]
-        return self.norm.add(addend, residual)[0]
+        return residual if addend is None else residual + addend
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[num_rows, hidden_size] -> [num_rows, vocab_size], in the model's dtype."""
-        return linear(hidden, self.head)
+        """Rows of what `forward` gives, [num_rows, hidden_size] -> [num_rows, vocab_size], in the model's dtype."""
+        if takes_fused_linears(hidden):
+            return self.linears.norm_linear(hidden, self.norm, self.head)
+        return linear(self.norm(hidden), self.head)
+
+    def bind_linears(self, linears: FusedLinears) -> None:
+        """Set which kernels steps of few rows take; before anything is captured."""
+        self.linears = linears
+        for layer in self.layers:
+            layer.linears = linears  # type: ignore[assignment]
 
     def bind_attention(self, *, fuses_rotary: bool) -> None:
         """Fix what the forward pass would else ask the forward context: which of the two breaks attention is."""

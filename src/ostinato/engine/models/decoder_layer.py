@@ -6,17 +6,21 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from ostinato.engine.layers import GatedMLP, RMSNorm, SelfAttention
+from ostinato.engine.layers import FusedLinears, GatedMLP, RMSNorm, SelfAttention, takes_fused_linears
 from ostinato.engine.models.config import ModelConfig
 
 __all__ = ["DecoderLayer"]
 
 
 class DecoderLayer(nn.Module):
-    """One block. Takes and gives (addend, residual): what the block before it has yet to add, and the stream."""
+    """One block. Takes and gives (addend, residual): what the block before it has yet to add, and the stream.
+
+    Steps of few rows (`takes_fused_linears`) leave no addend: each projection adds to the stream itself.
+    """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
+        self.linears = FusedLinears()
         self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.attention = SelfAttention(
             layer=layer,
@@ -32,14 +36,24 @@ class DecoderLayer(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, has_bias=config.traits.has_mlp_bias)
 
-    def forward(self, addend: Tensor | None, residual: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, addend: Tensor | None, residual: Tensor, rotary: Tensor) -> tuple[Tensor | None, Tensor]:
         """All [num_tokens, hidden_size], but ``rotary`` [num_tokens, head_dim]; no addend in the first layer."""
+        if addend is None and takes_fused_linears(residual):
+            return None, self._forward_few_rows(residual, rotary)
         if addend is None:
             normed = self.attention_norm(residual)
         else:
             normed, residual = self.attention_norm.add(addend, residual)
         normed, residual = self.mlp_norm.add(self.attention(normed, rotary), residual)
         return self.mlp(normed), residual
+
+    def _forward_few_rows(self, residual: Tensor, rotary: Tensor) -> Tensor:
+        """The same in five launches; the stream is updated in place."""
+        linears, attention, mlp = self.linears, self.attention, self.mlp
+        qkv = linears.norm_linear(residual, self.attention_norm, attention.qkv.weight, attention.qkv.bias)
+        residual = linears.linear_add(residual, attention.attend(qkv, rotary), attention.out)
+        gated = linears.norm_gated_linear(residual, self.mlp_norm, mlp.gate_up)
+        return linears.linear_add(residual, gated, mlp.down)
 
     def checkpoint_targets(self) -> Iterator[tuple[str, Tensor]]:
         """Hugging Face names in this layer, each with the rows of a parameter that it fills."""

@@ -23,13 +23,18 @@ __all__ = ["TritonAttention"]
 
 
 class TritonAttention:
-    """A `FusedAttentionBackend` of Triton kernels. Head sizes: powers of two, 32 to 256."""
+    """A `FusedAttentionBackend` of Triton kernels. Head sizes: powers of two, 32 to 256.
+
+    Args:
+        use_pdl: launch single-token decode early (`programmatic_launch`) where the device can.
+    """
 
     name = "triton"
     capture_support = CaptureSupport.ALWAYS
     fuses_rotary = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, use_pdl: bool = True) -> None:
+        self._use_pdl = use_pdl
         self._workspace = SplitWorkspace()
 
     def write_kv(self, k: Tensor, v: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> None:
@@ -59,7 +64,9 @@ class TritonAttention:
     ) -> None:
         """See `FusedAttentionBackend.rotary_attend`."""
         if metadata.uniform_query_len == 1:
-            launch_fused_decode(qkv, rotary, out, cache, metadata, scale, q_norm, k_norm, eps, self._workspace)
+            launch_fused_decode(
+                qkv, rotary, out, cache, metadata, scale, q_norm, k_norm, eps, self._workspace, use_pdl=self._use_pdl
+            )
         else:
             # `out` holds the rotated queries until attention overwrites them: no scratch tensor.
             launch_rotary_write(qkv, rotary, out, cache, metadata, q_norm, k_norm, eps)

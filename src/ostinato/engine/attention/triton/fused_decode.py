@@ -14,6 +14,12 @@ from torch import Tensor
 
 from ostinato.engine.attention.metadata import AttentionMetadata
 from ostinato.engine.attention.triton.configs import LOG2_E, plan_decode
+from ostinato.engine.attention.triton.programmatic_launch import (
+    can_launch_early,
+    gdc_launch_dependents,
+    gdc_wait,
+    launch_options,
+)
 from ostinato.engine.attention.triton.rotary import norm_and_rotate
 from ostinato.engine.attention.triton.softmax import fold_context, merge_splits
 from ostinato.engine.attention.triton.workspace import SplitWorkspace
@@ -54,7 +60,11 @@ def _fused_decode_kernel(
     BLOCK_N: tl.constexpr,
     MIN_BLOCKS: tl.constexpr,
     AT_ONCE: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
+    if USE_PDL:  # before the early return: kernels after this one rely on every program's wait
+        gdc_launch_dependents()
+        gdc_wait()
     request = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -140,8 +150,11 @@ def launch_fused_decode(
     k_norm: Tensor | None,
     eps: float,
     workspace: SplitWorkspace,
+    *,
+    use_pdl: bool = False,
 ) -> None:
-    """One decode token a request; see `FusedAttentionBackend.rotary_attend`."""
+    """One decode token a request; see `FusedAttentionBackend.rotary_attend`. ``use_pdl``: launch early if possible."""
+    is_early = use_pdl and can_launch_early(qkv.device)
     plan = plan_decode(
         num_reqs=metadata.num_reqs,
         max_context=metadata.block_tables.shape[1] * cache.page_size,
@@ -155,7 +168,8 @@ def launch_fused_decode(
     parts = workspace.reserve(plan, qkv.device)
     has_norm = q_norm is not None
     jit_mark(
-        f"fused_decode[{qkv.dtype},{out.shape[1]},{cache.num_kv_heads},{cache.head_dim},{cache.page_size},{has_norm}]"
+        f"fused_decode[{qkv.dtype},{out.shape[1]},{cache.num_kv_heads},{cache.head_dim},{cache.page_size},"
+        f"{has_norm},{is_early}]"
     )
     _fused_decode_kernel[(metadata.num_reqs, cache.num_kv_heads, plan.num_splits)](
         qkv, rotary, out, cache.key, cache.value,
@@ -165,5 +179,6 @@ def launch_fused_decode(
         metadata.block_tables.stride(0), plan.num_splits, scale * LOG2_E, eps,
         GROUP=plan.group, NUM_KV_HEADS=cache.num_kv_heads, HEAD_DIM=cache.head_dim, PAGE_SIZE=cache.page_size,
         HAS_NORM=has_norm, M=plan.rows, BLOCK_N=plan.tiles.block_n, MIN_BLOCKS=plan.tiles.min_blocks,
-        AT_ONCE=plan.tiles.merged_at_once, num_warps=plan.tiles.num_warps, num_stages=plan.tiles.num_stages,
+        AT_ONCE=plan.tiles.merged_at_once, USE_PDL=is_early, num_warps=plan.tiles.num_warps,
+        num_stages=plan.tiles.num_stages, **launch_options(is_early),
     )  # fmt: skip

@@ -1,0 +1,128 @@
+"""How a decode step grows: device time with batch and context, scheduler time with batch and queue.
+
+``python benchmarks/growth.py --model benchmarks/models/llama-3.2-1b --json OUT/`` captures decode graphs of the
+batches and replays each alone with contexts of the given lengths (pages spread over the cache). The scheduler is
+measured without a model, with a step's worth of its calls; its cost must follow the running batch, not the queue.
+On a CPU only the second part means something: ``--part scheduler``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+
+from ostinato import LLM
+from ostinato.bench.clock import step_times_ms
+from ostinato.bench.environment import hardware_name, versions
+from ostinato.bench.evidence import Evidence, output_path
+from ostinato.bench.naming import short_hardware
+from ostinato.engine.paging import PageAllocator
+from ostinato.engine.request import Request, SamplingParams
+from ostinato.engine.scheduler import Scheduler
+
+BATCHES = (1, 8, 64, 256, 512)
+CONTEXTS = (128, 1024, 4096, 16384, 32768)
+QUEUES = (16, 100, 1000, 10_000)
+MAX_PAIR_TOKENS = 1 << 21
+"""Requests times context of a pair that is measured: a 1B model's cache holds as many."""
+
+
+def device_rows(model: str, repeats: int) -> list[dict[str, object]]:
+    """Time of the full decode graph by batch and context."""
+    settings = {"mode": "full_decode_only", "load_format": "dummy", "max_model_len": max(CONTEXTS)}
+    sizes = {"max_num_reqs": max(BATCHES), "decode_sizes": BATCHES, "kv_tokens": MAX_PAIR_TOKENS}
+    rows: list[dict[str, object]] = []
+    with LLM(model, **settings, **sizes) as llm:
+        graphed = llm._require_open().graphed
+        for key in reversed(graphed.keys):
+            views = graphed.buffers.views(graphed.key_sizes(key))
+            for context in (c for c in CONTEXTS if c * key.num_tokens <= MAX_PAIR_TOKENS):
+                tables = views["block_tables"]
+                num_pages = llm._require_open().num_pages
+                spread = torch.randperm(num_pages - 1, device=tables.device)[: tables.numel()] + 1
+                tables.copy_(spread.repeat(-(-tables.numel() // spread.numel()))[: tables.numel()].view_as(tables))
+                views["seq_lens"].fill_(context)
+                views["positions"].fill_(context - 1)
+                plan = graphed.plans[key]
+                with torch.inference_mode():
+                    times = step_times_ms(lambda plan=plan, n=key.num_tokens: plan.replay(n), graphed.device, repeats)
+                rows.append(
+                    {
+                        "part": "device",
+                        "batch": key.num_tokens,
+                        "context": context,
+                        "step_ms": round(statistics.median(times), 4),
+                        "step_ms_spread": [round(min(times), 4), round(max(times), 4)],
+                    }
+                )
+    return rows
+
+
+def scheduler_row(num_running: int, num_waiting: int, repeats: int) -> dict[str, object]:
+    """Host time of one decode step's scheduling, with a queue behind the batch."""
+    allocator = PageAllocator(64 * num_running, 16)
+    scheduler = Scheduler(
+        max_num_reqs=num_running, max_num_batched_tokens=8192, max_model_len=2048, allocator=allocator
+    )
+    for index in range(num_running + num_waiting):
+        params = SamplingParams(max_tokens=1000)
+        scheduler.add(Request(request_id=str(index), prompt_token_ids=[1] * 8, params=params))
+
+    def step() -> None:
+        batch = scheduler.schedule()
+        scheduler.complete(batch, {request.request_id: 5 for request in batch.sampling})
+
+    for _ in range(5):
+        step()
+    times = []
+    for _ in range(max(repeats, 50)):
+        began = time.perf_counter()
+        step()
+        times.append((time.perf_counter() - began) * 1e6)
+    return {
+        "part": "scheduler",
+        "batch": num_running,
+        "queued": num_waiting,
+        "scheduler_us": round(statistics.median(times), 1),
+        "scheduler_us_spread": [round(min(times), 1), round(max(times), 1)],
+    }
+
+
+def main() -> None:
+    """Measure the parts asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="benchmarks/models/llama-3.2-1b")
+    parser.add_argument("--part", choices=("all", "device", "scheduler"), default="all")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    day, hardware = time.strftime("%Y-%m-%d"), hardware_name(device)
+    evidence = Evidence(
+        bench="growth",
+        date=day,
+        model=args.model,
+        hardware=hardware,
+        versions=versions(device),
+        command=["python", "benchmarks/growth.py", f"--part={args.part}", f"--repeats={args.repeats}"],
+        repeats=args.repeats,
+        config={"batches": BATCHES, "contexts": CONTEXTS, "queues": QUEUES},
+        say=print,
+    )
+    if args.json:
+        names = {"bench": "growth", "model": args.model, "hardware": short_hardware(hardware), "day": day}
+        evidence.path = output_path(args.json, **names)
+    if args.part != "device":
+        for num_running in BATCHES:
+            for num_waiting in QUEUES:
+                evidence.add(scheduler_row(num_running, num_waiting, args.repeats))
+    if args.part != "scheduler":
+        for row in device_rows(args.model, args.repeats):
+            evidence.add(row)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""A linear layer of 1 to 4 rows, with what surrounds it: RMS norm before; bias, gating or residual after.
+
+No tensor cores: each program multiplies a few rows of the weight with each row of the input and reduces in
+registers, so weights stream through at the memory's pace. The norm's scale is a factor of the whole product,
+hence one pass over the input serves both. Sums are float32 and in a fixed order. Called by `FusedLinears`.
+"""
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,misc,assignment,operator"
+# ruff: noqa: RUF005  # triton joins tuples, it unpacks none
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ostinato.engine.attention.triton.programmatic_launch import gdc_launch_dependents, gdc_wait, launch_options
+from ostinato.engine.layers.linear_tiles import LinearTiles, row_bucket
+from ostinato.runtime.breaks import jit_mark
+
+__all__ = ["launch_vector"]
+
+
+@triton.jit
+def _load(pointers, is_inside, depth, K: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr):
+    """A tile of the weight; each element is read once in a step, so it should not push others out of L1."""
+    if EVEN_N and EVEN_K:
+        return tl.load(pointers, eviction_policy="evict_first")
+    elif EVEN_K:
+        return tl.load(pointers, mask=is_inside[:, None], other=0.0, eviction_policy="evict_first")
+    else:
+        mask = is_inside[:, None] & (depth < K)[None, :]
+        return tl.load(pointers, mask=mask, other=0.0, eviction_policy="evict_first")
+
+
+@triton.jit
+def _load_line(pointers, depth, K: tl.constexpr, EVEN_K: tl.constexpr):
+    """[1, BLOCK_K] in float32, in the layout of a weight's tile."""
+    if EVEN_K:
+        return tl.load(pointers + depth[None, :]).to(tl.float32)
+    else:
+        return tl.load(pointers + depth[None, :], mask=(depth < K)[None, :], other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=("num_rows",))
+def _vector_kernel(
+    x,
+    norm_weight,
+    weight,
+    bias,
+    residual,
+    out,
+    eps,
+    num_rows,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    USE_PDL: tl.constexpr,
+):
+    EVEN_N: tl.constexpr = N % BLOCK_N == 0
+    EVEN_K: tl.constexpr = K % BLOCK_K == 0
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_inside = column < N
+    depth = tl.arange(0, BLOCK_K)
+    pointers = weight + column.to(tl.int64)[:, None] * K + depth[None, :]
+    up_pointers = pointers + N * K  # the up projection's rows follow the gate's
+
+    # Weights and the norm's scale never change: they are on their way before the input is complete.
+    tile = _load(pointers, is_inside, depth, K, EVEN_N, EVEN_K)
+    if IS_GATED:
+        up_tile = _load(up_pointers, is_inside, depth, K, EVEN_N, EVEN_K)
+    if HAS_NORM:
+        scale = _load_line(norm_weight, depth, K, EVEN_K)
+    if HAS_BIAS:
+        addend = tl.load(bias + column, mask=is_inside, other=0.0)
+        if IS_GATED:
+            up_addend = tl.load(bias + N + column, mask=is_inside, other=0.0)
+    if USE_PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+
+    # One of each for each row.
+    streams, accs, up_accs, squares = (), (), (), ()
+    for row in tl.static_range(ROWS):
+        accs = accs + (tl.zeros([BLOCK_N, BLOCK_K], tl.float32),)
+        if IS_GATED:
+            up_accs = up_accs + (tl.zeros([BLOCK_N, BLOCK_K], tl.float32),)
+        if HAS_NORM:
+            squares = squares + (tl.zeros([1, BLOCK_K], tl.float32),)
+        if HAS_RESIDUAL:
+            width = tl.where(num_rows > row, N, 0)  # nothing is read or stored of rows past the last
+            streams = streams + (tl.load(residual + row * N + column, mask=column < width, other=0.0),)
+
+    for start in tl.static_range(0, K, BLOCK_K):
+        # The next tile is asked for before this one is used.
+        if start + BLOCK_K < K:
+            next_tile = _load(pointers + (start + BLOCK_K), is_inside, depth, K - start - BLOCK_K, EVEN_N, EVEN_K)
+            if IS_GATED:
+                next_up = _load(up_pointers + (start + BLOCK_K), is_inside, depth, K - start - BLOCK_K, EVEN_N, EVEN_K)
+            if HAS_NORM:
+                next_scale = _load_line(norm_weight + (start + BLOCK_K), depth, K - start - BLOCK_K, EVEN_K)
+        new_accs, new_up_accs, new_squares = (), (), ()
+        for row in tl.static_range(ROWS):
+            # Rows past the last repeat it.
+            line = row if ROWS == 1 else tl.minimum(num_rows - 1, row)
+            values = _load_line(x + line * K + start, depth, K - start, EVEN_K)
+            if HAS_NORM:
+                new_squares = new_squares + (squares[row] + values * values,)
+                values = values * scale
+            new_accs = new_accs + (accs[row] + tile.to(tl.float32) * values,)
+            if IS_GATED:
+                new_up_accs = new_up_accs + (up_accs[row] + up_tile.to(tl.float32) * values,)
+        accs, up_accs, squares = new_accs, new_up_accs, new_squares
+        if start + BLOCK_K < K:
+            tile = next_tile
+            if IS_GATED:
+                up_tile = next_up
+            if HAS_NORM:
+                scale = next_scale
+
+    for row in tl.static_range(ROWS):
+        total = tl.sum(accs[row], 1)
+        if HAS_NORM:
+            inverse = tl.rsqrt(tl.sum(squares[row], 1) / K + eps)
+            total = total * inverse
+        if HAS_BIAS:
+            total += addend.to(tl.float32)
+        if IS_GATED:
+            up = tl.sum(up_accs[row], 1)
+            if HAS_NORM:
+                up = up * inverse
+            if HAS_BIAS:
+                up += up_addend.to(tl.float32)
+            total = total * tl.sigmoid(total) * up
+        if HAS_RESIDUAL:
+            total += streams[row].to(tl.float32)
+        width = tl.where(num_rows > row, N, 0)
+        tl.store(out + row * N + column, total.to(out.dtype.element_ty), mask=column < width)
+
+
+def launch_vector(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    tiles: LinearTiles,
+    norm_weight: Tensor | None = None,
+    eps: float = 0.0,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    is_gated: bool = False,
+    use_pdl: bool = False,
+) -> None:
+    """``out = [residual +] act([norm](x) @ weight.T [+ bias])``, for few rows.
+
+    Args:
+        x: [num_rows, in_features], contiguous.
+        weight: [out_features, in_features], contiguous; gated: [2 * out_features, in_features], gates first.
+        out: [num_rows, out_features], contiguous; may be ``residual``.
+        tiles: ``block_n`` rows of the weight (of each half, if gated) a program.
+        norm_weight: [in_features], of an RMS norm with ``eps``.
+        bias: [as many as rows of ``weight``].
+        residual: like ``out``.
+        is_gated: SiLU of the first half of the columns times the second.
+        use_pdl: launch early; see `programmatic_launch`.
+    """
+    (num_rows, depth), columns = x.shape, out.shape[1]
+    rows = row_bucket(num_rows)
+    jit_mark(
+        f"vector_linear[{x.dtype},{rows},{columns},{depth},{tiles},{norm_weight is not None},{bias is not None},"
+        f"{residual is not None},{is_gated},{use_pdl}]"
+    )
+    _vector_kernel[(triton.cdiv(columns, tiles.block_n),)](
+        x, x if norm_weight is None else norm_weight, weight, x if bias is None else bias,
+        x if residual is None else residual, out, eps, num_rows,
+        N=columns, K=depth, ROWS=rows, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
+        HAS_NORM=norm_weight is not None, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
+        IS_GATED=is_gated, USE_PDL=use_pdl, num_warps=tiles.num_warps, **launch_options(use_pdl),
+    )  # fmt: skip
