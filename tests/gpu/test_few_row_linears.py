@@ -21,7 +21,7 @@ pytestmark = [
 
 DEVICE = "cuda"
 BF16, F16 = torch.bfloat16, torch.float16
-TOLERANCE = {BF16: 2e-2, F16: 3e-3}
+TOLERANCE = {BF16: 2e-2, F16: 6e-3}
 # hidden, intermediate, width of queries, keys and values
 SHAPES = {"1b": (2048, 8192, 3072), "8b": (4096, 14336, 6144), "smollm2": (576, 1536, 960), "odd": (96, 200, 104)}
 ROWS = [1, 2, 3, 5, 8, 15, 16]

@@ -1,5 +1,7 @@
 """Ways to execute one callable: eager, one full graph, or segments between breaks."""
 
+from ostinato.runtime.runners.agreement import TOLERANCES, Gap, find_gap, has_same_bits, same_bits
+from ostinato.runtime.runners.break_step import BreakStep
 from ostinato.runtime.runners.breakable import BreakableRunner
 from ostinato.runtime.runners.delivery import Delivery
 from ostinato.runtime.runners.eager import run_eager
@@ -13,19 +15,25 @@ from ostinato.runtime.runners.select import make_runners
 from ostinato.runtime.runners.step_lock import StepLock
 
 __all__ = [
+    "TOLERANCES",
     "BoundCall",
+    "BreakStep",
     "BreakableRunner",
     "Call",
     "CaptureReport",
     "CapturedPlan",
     "Delivery",
+    "Gap",
     "FullRunner",
     "PlanInspection",
     "RowLayout",
     "Runner",
     "StepLock",
     "capture_all",
+    "find_gap",
+    "has_same_bits",
     "inspect_plan",
     "make_runners",
     "run_eager",
+    "same_bits",
 ]

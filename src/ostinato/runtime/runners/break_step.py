@@ -66,8 +66,16 @@ class BreakStep:
         handed = map_tensors(self._for_program, keep)  # from here on an address, like the arguments
         self._skeleton = skeleton(result)
         self._handed_leaves = [leaf for _, leaf in leaves(handed)]
-        cleared = tensors((handed, point.mutated_arguments(self._args, self._kwargs)))
-        self._cleared = [t for position, t in enumerate(cleared) if layout.is_batch_major((index, position))]
+        self.handed = list(tensors((handed, point.mutated_arguments(self._args, self._kwargs))))
+        """What the callable goes on with and what the break has written, at the addresses of the plan."""
+        self.is_cleared = [layout.is_batch_major((index, position)) for position in range(len(self.handed))]
+        self._cleared = [t for t, is_cleared in zip(self.handed, self.is_cleared, strict=True) if is_cleared]
+
+    @property
+    def inputs(self) -> list[torch.Tensor]:
+        """The tensors that the break is given and does not write, at the addresses of the plan."""
+        written = {id(t) for t in self.point.mutated_arguments(self._args, self._kwargs)}
+        return [t for t in tensors((self._args, self._kwargs)) if id(t) not in written]
 
     def hand_over(self) -> Any:
         """What the callable goes on with at capture. Given out once: the step must not keep it alive."""

@@ -47,13 +47,16 @@ class Delivery:
 
     def deliver(self, outputs: Any, num_live: int) -> Any:
         """The outputs of a replay that had ``num_live`` real rows."""
+        outputs = self.cut(outputs, num_live)
+        return map_tensors(outputs, torch.clone) if self._copies else outputs
+
+    def cut(self, outputs: Any, num_live: int) -> Any:
+        """Views of the real rows, whatever the policy on copies."""
         position = -1
 
         def cut(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal position
             position += 1
-            if self._layout.is_batch_major(position):
-                tensor = tensor[:num_live]
-            return tensor.clone() if self._copies else tensor
+            return tensor[:num_live] if self._layout.is_batch_major(position) else tensor
 
         return map_tensors(outputs, cut)
