@@ -35,7 +35,9 @@ Dtype = Annotated[
 LoadFormat = Annotated[
     str, typer.Option("--load-format", help="auto, or dummy (made-up weights).", rich_help_panel=ENGINE_PANEL)
 ]
-Attention = Annotated[str, typer.Option("--attention", help="auto, torch or triton.", rich_help_panel=ENGINE_PANEL)]
+Attention = Annotated[
+    str, typer.Option("--attention", help="auto, torch, triton or flashinfer.", rich_help_panel=ENGINE_PANEL)
+]
 Mode = Annotated[
     str,
     typer.Option(

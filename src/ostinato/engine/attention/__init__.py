@@ -4,7 +4,12 @@ Models call `paged_attention` (or its fused form `rotary_paged_attention`); `eng
 `AttentionMetadata` for each step and installs it with `set_forward_context`.
 """
 
-from ostinato.engine.attention.backend import AttentionBackend, AttentionShape, FusedAttentionBackend
+from ostinato.engine.attention.backend import (
+    AttentionBackend,
+    AttentionShape,
+    FusedAttentionBackend,
+    PlanningAttentionBackend,
+)
 from ostinato.engine.attention.context import (
     ForwardContext,
     get_forward_context,
@@ -21,6 +26,7 @@ __all__ = [
     "AttentionShape",
     "ForwardContext",
     "FusedAttentionBackend",
+    "PlanningAttentionBackend",
     "get_attention_backend",
     "get_forward_context",
     "install_forward_context",

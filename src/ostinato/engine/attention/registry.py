@@ -14,31 +14,34 @@ __all__ = ["get_attention_backend"]
 _BACKENDS = {
     "torch": ("ostinato.engine.attention.torch_backend", "TorchAttention"),
     "triton": ("ostinato.engine.attention.triton.backend", "TritonAttention"),
+    "flashinfer": ("ostinato.engine.attention.flashinfer.backend", "FlashInferAttention"),
 }
+# Those that run on CUDA alone -> how to get the package of the same name.
+_CUDA_ONLY = {"triton": "install triton", "flashinfer": "install ostinato[cuda]"}
 
 
 def get_attention_backend(name: str, device_type: str) -> AttentionBackend:
     """A new backend.
 
     Args:
-        name: "torch", "triton", or "auto" (triton on CUDA, torch elsewhere).
+        name: "torch", "triton", "flashinfer", or "auto" (triton on CUDA, torch elsewhere).
         device_type: "cpu" or "cuda".
 
     Raises:
         UnknownNameError: no backend has this name.
-        DeviceUnavailableError: the backend does not run on ``device_type``, or its compiler is missing.
+        DeviceUnavailableError: the backend does not run on ``device_type``, or its package is missing.
     """
     if name == "auto":
         name = "triton" if device_type == "cuda" and find_spec("triton") else "torch"
     if name not in _BACKENDS:
         raise UnknownNameError.of("attention backend", name, [*_BACKENDS, "auto"])
-    if name == "triton" and device_type != "cuda":
+    if name in _CUDA_ONLY and device_type != "cuda":
         raise DeviceUnavailableError(
-            f"attention backend 'triton' does not run on {device_type}", fix="use attention='torch' or a CUDA device"
+            f"attention backend {name!r} does not run on {device_type}", fix="use attention='torch' or a CUDA device"
         )
-    if name == "triton" and find_spec("triton") is None:
+    if name in _CUDA_ONLY and find_spec(name) is None:
         raise DeviceUnavailableError(
-            "attention backend 'triton' needs the triton package", fix="install triton or use attention='torch'"
+            f"attention backend {name!r} needs the {name} package", fix=f"{_CUDA_ONLY[name]} or use attention='torch'"
         )
     module, cls = _BACKENDS[name]
     backend: AttentionBackend = getattr(import_module(module), cls)()

@@ -34,8 +34,10 @@ from ostinato.engine.execution.sizes import (
 )
 from ostinato.engine.execution.step_context import graph_metadata, live_metadata, made_up_metadata
 from ostinato.engine.kvcache import allocate_caches, pages_for_tokens
-from ostinato.engine.layers import GreedyHead, feed_ids
+from ostinato.engine.layers import FusedLinears, GreedyHead, feed_ids
+from ostinato.engine.layers.linear_table import load_table, table_key
 from ostinato.engine.scheduler import ScheduledBatch
+from ostinato.engine.weights.cache import cache_root
 from ostinato.errors import OutOfMemoryError
 from ostinato.runtime import GraphConfig, Graphed, GraphKey, LiveBatch, RuntimeMode
 from ostinato.telemetry import Sink
@@ -78,6 +80,7 @@ class Executor:
         attention = self._attention = get_attention_backend(config.attention, loaded.device.type)
         self._planner = attention if isinstance(attention, PlanningAttentionBackend) else None
         self._model.bind_attention(fuses_rotary=self._attention.fuses_rotary)
+        self._model.bind_linears(FusedLinears(load_table(cache_root(), table_key(loaded.device, use_pdl=True))))
         self._shape = AttentionShape(
             num_heads=model.num_heads,
             num_kv_heads=model.num_kv_heads,
