@@ -185,6 +185,7 @@ def serve(
         tokenizer=None,
         eos_token_ids=(),
         max_model_len=loaded.config.max_model_len,
+        overlap=True,
     )
     params = SamplingParams(max_tokens=num_outputs, logprobs=logprobs)
     waiting = [
@@ -222,6 +223,7 @@ def eager_forward(executor: Executor, batch: ScheduledBatch) -> torch.Tensor:
     else:
         metadata = live_metadata(batch, slots, page_size=executor._page_size)
     executor._in_full_graph = is_full
+    executor._rows_are_requests = is_full and batch.uniform_query_len == 1
     try:
         with torch.inference_mode(), set_forward_context(executor._with(metadata)):
             return executor.forward(**slots)
@@ -263,6 +265,16 @@ def test_tokens_in_float32(models: Models, shape: str, backend: str, mode: str) 
         snapshot = executor.graphed.counters.snapshot()
     assert set(snapshot["by_runtime_mode"]) == TAKEN[mode, backend], "the steps did not run as the mode says"
     check_same(found, expected)
+
+
+@pytest.mark.parametrize("mode", ["piecewise", "full_and_piecewise"])
+@pytest.mark.parametrize(("partition", "compiler"), [("fx", "none"), ("fx", "inductor"), ("inductor", "none")])
+def test_tokens_of_the_1b_shape_by_traced_partitions(models: Models, partition: str, compiler: str, mode: str) -> None:
+    loaded = models.get("1b", "float32")
+    with engine(loaded, mode=mode, partition=partition, compile=compiler, attention="triton") as executor:
+        found = serve(executor, loaded, prompts_for(loaded))
+        assert set(executor.graphed.counters.by_runtime_mode) == TAKEN[mode, "triton"]
+    check_same(found, models.alone("1b", "float32"))
 
 
 @pytest.mark.parametrize("mode", ["none", "full_and_piecewise"])

@@ -62,6 +62,8 @@ class EngineConfig:
             a short prompt's first token waits for), else 0.
         guards: whether replays look if weights and other tensors still lie where they were captured: "always" (the
             default costs a few microseconds a step), "sampled" or "off".
+        shadow_every: one replayed step in so many runs eagerly too, after its tokens are on their way; a difference
+            quarantines the key. 0 (the default) never; each such step costs an eager one.
         overlap: launch a step before the tokens of the step before are read; None does so on CUDA, where the
             device works while the host prepares.
         attention: backend name; "auto" is triton on CUDA and torch on a CPU. "flashinfer" needs CUDA, the extra
@@ -90,6 +92,7 @@ class EngineConfig:
     compile_max_tokens: int | None = None
     full_mixed_max_tokens: int | None = None
     guards: str = "always"
+    shadow_every: int = 0
     overlap: bool | None = None
     attention: str = "auto"
     page_size: int = 16
@@ -118,6 +121,7 @@ class EngineConfig:
             raise ConfigError("overlap must be true, false or None", field="overlap", got=repr(self.overlap))
         if self.full_mixed_max_tokens is not None:
             _check_int("full_mixed_max_tokens", self.full_mixed_max_tokens, low=0, high=None)
+        _check_int("shadow_every", self.shadow_every, low=0, high=None)
         _check_int("seed", self.seed, low=0, high=2**63 - 1)
         if self.kv_tokens is not None and self.kv_tokens < self.page_size:
             _contradiction("kv_tokens", self.kv_tokens, f">= page_size ({self.page_size})", "raise kv_tokens")

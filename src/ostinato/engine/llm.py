@@ -13,7 +13,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
-from ostinato.engine.execution import Executor, PlanInspection, load_model
+from ostinato.engine.execution import (
+    Executor,
+    KeyReport,
+    PlanInspection,
+    QualificationReport,
+    load_model,
+    qualify_steps,
+)
 from ostinato.engine.loop import EngineLoop, RequestUpdate
 from ostinato.engine.outputs import RequestOutput, UpdateRouter
 from ostinato.engine.paging import PageAllocator
@@ -22,7 +29,7 @@ from ostinato.engine.scheduler import Scheduler
 from ostinato.engine.text import Tokenizer
 from ostinato.engine.weights import ProgressReporter
 from ostinato.engine.weights.progress import reporting
-from ostinato.errors import ClosedError, ConfigError, RequestError
+from ostinato.errors import ClosedError, ConfigError, RequestError, RuntimeStateError
 from ostinato.telemetry import EventBus, Sink
 
 __all__ = ["LLM"]
@@ -209,6 +216,21 @@ class LLM:
         """Segments, breaks and bridges of every captured graph, largest first."""
         graphed = self._require_open().graphed
         return [graphed.inspect(key) for key in graphed.plans]
+
+    def qualify(self, *, on_key: Callable[[KeyReport], None] | None = None) -> QualificationReport:
+        """Compare every captured graph with eager on made-up batches; keys that differ are quarantined.
+
+        Args:
+            on_key: told of each key when it is done.
+
+        Raises:
+            RuntimeStateError: requests are in progress, whose cache it would overwrite.
+        """
+        executor = self._require_open()
+        with self._updates.lock:
+            if self._loop.has_work():
+                raise RuntimeStateError("requests are in progress", fix="qualify before the first, or after the last")
+            return qualify_steps(executor, seed=self.config.seed, on_key=on_key)
 
     def close(self) -> None:
         """Give graphs, cache and weights back. Idempotent."""

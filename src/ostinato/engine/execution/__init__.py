@@ -3,6 +3,16 @@
 from ostinato.engine.execution.examine import examine_steps
 from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.loading import LoadedModel, load_model
-from ostinato.runtime import PlanInspection
+from ostinato.engine.execution.qualify import qualify_steps
+from ostinato.runtime import KeyReport, PlanInspection, QualificationReport
 
-__all__ = ["Executor", "LoadedModel", "PlanInspection", "examine_steps", "load_model"]
+__all__ = [
+    "Executor",
+    "KeyReport",
+    "LoadedModel",
+    "PlanInspection",
+    "QualificationReport",
+    "examine_steps",
+    "load_model",
+    "qualify_steps",
+]

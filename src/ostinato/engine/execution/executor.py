@@ -26,6 +26,7 @@ from ostinato.engine.execution.batch_slots import batch_slots
 from ostinato.engine.execution.batch_writer import BatchWriter
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.execution.memory_budget import choose_kv_tokens
+from ostinato.engine.execution.shadow import EngineShadow
 from ostinato.engine.execution.sizes import (
     MAX_CAPTURED_TOKENS,
     decode_sizes_for,
@@ -33,7 +34,7 @@ from ostinato.engine.execution.sizes import (
     token_sizes_for,
 )
 from ostinato.engine.execution.step_context import graph_metadata, live_metadata, made_up_metadata
-from ostinato.engine.kvcache import allocate_caches, pages_for_tokens
+from ostinato.engine.kvcache import LayerCache, allocate_caches, pages_for_tokens
 from ostinato.engine.layers import FusedLinears, GreedyHead, feed_ids
 from ostinato.engine.layers.linear_table import load_table, table_key
 from ostinato.engine.scheduler import ScheduledBatch
@@ -42,7 +43,18 @@ from ostinato.errors import OutOfMemoryError
 from ostinato.runtime import GraphConfig, Graphed, GraphKey, LiveBatch, RuntimeMode
 from ostinato.telemetry import Sink
 
-__all__ = ["Executor", "StepOutput"]
+__all__ = ["Executor", "StepLimits", "StepOutput"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLimits:
+    """What batches may be: the resolved settings that concern a step, in tokens and requests."""
+
+    page_size: int
+    max_model_len: int
+    max_num_reqs: int
+    max_num_batched_tokens: int
+    vocab_size: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,6 +88,13 @@ class Executor:
         self._device = loaded.device
         self._page_size = config.page_size
         self._max_model_len = config.max_model_len
+        self.limits = StepLimits(
+            page_size=config.page_size,
+            max_model_len=config.max_model_len,
+            max_num_reqs=config.max_num_reqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            vocab_size=model.vocab_size,
+        )
         self._kv_tiers = kv_tiers_for(config.attention, config.max_model_len)
         attention = self._attention = get_attention_backend(config.attention, loaded.device.type)
         self._planner = attention if isinstance(attention, PlanningAttentionBackend) else None
@@ -138,16 +157,19 @@ class Executor:
                 kv_tiers=self._kv_tiers,
                 outputs="view",
                 guards=config.guards,
+                shadow_every=config.shadow_every,
                 warm_up_runs=1 if loaded.device.type == "cpu" else 2,
             ),
             device=loaded.device,
             capture_support=self._attention.capture_support,
             state=self._model,
             prepare=self._prepare,
+            shadow=EngineShadow(self),
             sinks=sinks,
         )
         self._staging = self.graphed.staging()
-        self._in_full_graph = False  # while one is warmed up or captured
+        self._in_full_graph = False  # while one is warmed up, captured or qualified
+        self._has_shadow = config.shadow_every > 0
         self.capture_seconds = 0.0
 
     def prepare(self, *, on_key: Callable[[GraphKey], None] | None = None) -> None:
@@ -172,6 +194,9 @@ class Executor:
         Steps are launched in the order in which they were scheduled. A request with a pending token was in the
         step before and sampled there.
         """
+        if self._has_shadow:
+            with torch.inference_mode():
+                self.graphed.finish_shadow()  # before anything of the step that it looks at is overwritten
         decision = self.graphed.decide(self._live_batch(batch))
         sizes = self.graphed.sizes(decision)
         host = self._staging.open(sizes)
@@ -219,9 +244,49 @@ class Executor:
         hidden: Tensor = self._model(feed_ids(input_ids, feed_rows, self._last_ids), positions)
         if not self._in_full_graph:
             return hidden
-        logits = self._model.compute_logits(hidden[sampled_rows])
+        if not self._rows_are_requests:
+            hidden = hidden[sampled_rows]
+        logits = self._model.compute_logits(hidden)
         self._greedy_head(logits, self._last_ids[1 : 1 + logits.shape[0]])
         return logits
+
+    @property
+    def caches(self) -> Sequence[LayerCache]:
+        """The KV cache of each layer."""
+        return self._caches
+
+    @property
+    def last_ids(self) -> Tensor:
+        """[max_num_reqs + 1] int64: the tokens that were sampled last, from row 1 on."""
+        return self._last_ids
+
+    def enter_step(self, metadata: AttentionMetadata, *, is_full: bool) -> None:
+        """Make this thread's `forward` that of a step with ``metadata``, until `leave_step`.
+
+        Args:
+            is_full: as a full graph holds it, with logits and greedy choice.
+        """
+        self._in_full_graph = is_full
+        install_forward_context(self._with(metadata))
+
+    def leave_step(self) -> None:
+        """Undo `enter_step`."""
+        self._in_full_graph = False
+        install_forward_context(None)
+
+    def plan_attention(
+        self,
+        *,
+        query_lens: Sequence[int],
+        seq_lens: Sequence[int],
+        block_tables: Tensor,
+        graph_num_reqs: int | None,
+    ) -> None:
+        """Let an attention backend that plans prepare the step that runs next; see `PlanningAttentionBackend`."""
+        if self._planner is not None:
+            self._planner.plan_step(
+                query_lens=query_lens, seq_lens=seq_lens, block_tables=block_tables, graph_num_reqs=graph_num_reqs
+            )
 
     def close(self) -> None:
         """Give back graphs, then caches, and let go of the model. Idempotent."""
@@ -232,6 +297,7 @@ class Executor:
     def _prepare(self, key: GraphKey) -> None:
         """Fresh metadata before each warm-up run and capture of ``key``."""
         self._in_full_graph = key.runtime_mode is RuntimeMode.FULL
+        self._rows_are_requests = key.uniform_query_len == 1
         if self._in_full_graph:
             slots = self.graphed.buffers.views(self.graphed.key_sizes(key))
             metadata = graph_metadata(key, slots, page_size=self._page_size)

@@ -198,6 +198,7 @@ def eager_forward(executor: Executor, batch: ScheduledBatch, decision: Decision)
     else:
         metadata = live_metadata(batch, slots, page_size=executor._page_size)
     executor._in_full_graph = decision.runtime_mode is RuntimeMode.FULL
+    executor._rows_are_requests = decision.key is not None and decision.key.uniform_query_len == 1
     try:
         with torch.inference_mode(), set_forward_context(executor._with(metadata)):
             return executor.forward(**slots)

@@ -27,7 +27,8 @@ def is_power_of_2(n):
 def test_tiles_can_run(kind, num_rows, columns, depth):
     shape = LinearShape(kind=kind, num_rows=num_rows, out_features=columns, in_features=depth, dtype="bfloat16")
     candidates = candidate_tiles(shape)
-    assert candidates[0] == default_tiles(shape)
+    assert default_tiles(shape) in (candidates[0], None)
+    assert default_tiles(shape) is not None or num_rows > 1, "one row is always fused"
     assert len(set(candidates)) == len(candidates)
     for tiles in candidates:
         assert is_power_of_2(tiles.block_n) and is_power_of_2(tiles.block_k) and is_power_of_2(tiles.num_warps)

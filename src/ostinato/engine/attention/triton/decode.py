@@ -120,7 +120,10 @@ def launch_decode(
         device=q.device,
     )
     parts = workspace.reserve(plan, q.device)
-    jit_mark(f"decode[{q.dtype},{query_len},{out.shape[1]},{cache.num_kv_heads},{cache.head_dim},{cache.page_size}]")
+    jit_mark(
+        f"decode[{q.dtype},{query_len},{out.shape[1]},{cache.num_kv_heads},{cache.head_dim},{cache.page_size},"
+        f"{plan.tiles.block_n}]"
+    )
     _decode_kernel[(metadata.num_reqs, cache.num_kv_heads, plan.num_splits)](
         q, out, cache.key, cache.value, metadata.block_tables, metadata.seq_lens,
         parts.peaks, parts.totals, parts.accs, parts.counters,

@@ -169,7 +169,7 @@ def launch_fused_decode(
     has_norm = q_norm is not None
     jit_mark(
         f"fused_decode[{qkv.dtype},{out.shape[1]},{cache.num_kv_heads},{cache.head_dim},{cache.page_size},"
-        f"{has_norm},{is_early}]"
+        f"{has_norm},{is_early},{plan.tiles.block_n}]"
     )
     _fused_decode_kernel[(metadata.num_reqs, cache.num_kv_heads, plan.num_splits)](
         qkv, rotary, out, cache.key, cache.value,

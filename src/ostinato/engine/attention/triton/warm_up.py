@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ostinato.engine.attention.backend import AttentionShape, FusedAttentionBackend
 from ostinato.engine.attention.metadata import AttentionMetadata
-from ostinato.engine.attention.triton.configs import variant_num_tokens
+from ostinato.engine.attention.triton.configs import variant_num_reqs, variant_num_tokens
 from ostinato.engine.kvcache import allocate_caches
 
 __all__ = ["run_all_kernels"]
@@ -15,7 +15,11 @@ __all__ = ["run_all_kernels"]
 
 def run_all_kernels(backend: FusedAttentionBackend, shape: AttentionShape) -> None:
     """Run uniform batches of each length and mixed batches of each tile size, fused and not."""
-    uniform = [_metadata(1, length, length, shape) for length in shape.uniform_query_lens]
+    uniform = [
+        _metadata(num_reqs, length, length, shape)
+        for length in shape.uniform_query_lens
+        for num_reqs in variant_num_reqs(shape.num_kv_heads, shape.device)
+    ]
     mixed = [_metadata(1, length, None, shape) for length in variant_num_tokens()]
     for metadata in (*uniform, *mixed):
         _run(backend, shape, metadata)

@@ -1,0 +1,247 @@
+"""Qualification of an engine's own steps: legal batches for every key, over a cache whose other slots are poisoned.
+
+Each batch has a random history; every slot that it neither reads nor writes holds NaN or large garbage, so that
+whoever reads one shows it, and a write to one is found by its bytes. Slot 0 of the null page alone is spared: padded
+rows write there. A large cache is watched in its first pages only, where all of these batches live. Called by
+`LLM.qualify`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ostinato.engine.execution.batch_writer import BatchWriter
+from ostinato.engine.execution.executor import Executor
+from ostinato.engine.execution.step_context import graph_metadata, live_metadata
+from ostinato.engine.paging import pages_for
+from ostinato.engine.request import Request
+from ostinato.engine.scheduler import ScheduledBatch, ScheduledRequest
+from ostinato.runtime import (
+    Case,
+    GraphKey,
+    KeyReport,
+    LiveBatch,
+    Poison,
+    QualificationReport,
+    RuntimeMode,
+    Writes,
+    sizes_to_try,
+)
+
+__all__ = ["EngineCases", "qualify_steps"]
+
+_MIXES: Final = (("short contexts", Poison.NAN), ("long contexts", Poison.LARGE))
+_SPARE_PAGES: Final = 8  # of nobody, beside those of the batch
+_Parts = list[tuple[int, int]]  # (tokens computed before, new tokens) of each request
+
+
+def qualify_steps(
+    executor: Executor, *, seed: int = 0, on_key: Callable[[KeyReport], None] | None = None
+) -> QualificationReport:
+    """Compare every captured key of ``executor`` with eager; those that differ are quarantined. It must be idle.
+
+    Raises: what `Graphed.qualify` does.
+    """
+    try:
+        with torch.inference_mode():
+            return executor.graphed.qualify(cases=EngineCases(executor, seed=seed), on_key=on_key)
+    finally:
+        executor.leave_step()
+
+
+class EngineCases:
+    """`QualificationCases` of an executor.
+
+    Args:
+        executor: captured and idle; its cache is written.
+        seed: of tokens, histories and pages.
+    """
+
+    def __init__(self, executor: Executor, *, seed: int = 0) -> None:
+        self._executor = executor
+        self._graphed = executor.graphed
+        self._staging = executor.graphed.staging()
+        limits = executor.limits
+        self._max_len, self._page_size = limits.max_model_len, limits.page_size
+        self._vocab_size = limits.vocab_size
+        self._writer = BatchWriter(
+            max_num_reqs=limits.max_num_reqs, max_model_len=limits.max_model_len, page_size=limits.page_size
+        )
+        self._seed = seed
+        device = executor.graphed.device
+        most = 2 * pages_for(self._max_len, self._page_size) + 4 * limits.max_num_reqs
+        most += pages_for(limits.max_num_batched_tokens, self._page_size) + _SPARE_PAGES
+        self._num_pages = min(executor.num_pages, 1 + most)
+        self._null = torch.zeros(1, dtype=torch.int64, device=device)
+
+    def state(self) -> Mapping[str, Tensor]:
+        """See `QualificationCases.state`: the cache of each layer by slot, and the tokens that were sampled last."""
+        found = {}
+        for layer, cache in enumerate(self._executor.caches):
+            for name, pages in (("keys", cache.key), ("values", cache.value)):
+                found[f"{name} of layer {layer}"] = pages[: self._num_pages].view(-1, *pages.shape[2:])
+        return found | {"sampled tokens": self._executor.last_ids}
+
+    def of(self, key: GraphKey) -> Iterator[Case]:
+        """See `QualificationCases.of`."""
+        max_reqs = self._graphed.key_sizes(key)["num_reqs"]
+        for size in sizes_to_try(key.num_reqs if key.uniform_query_len and key.num_reqs else key.num_tokens):
+            seen: list[_Parts] = []
+            for mix, (kind, poison) in enumerate(_MIXES):
+                parts = self._decode(key, size, mix) if key.uniform_query_len else self._mixed(size, max_reqs, mix)
+                if self._fit(parts) and parts not in seen:
+                    seen.append(parts)
+                    yield self._case(key, parts, mix, poison, kind)
+
+    def _decode(self, key: GraphKey, num_reqs: int, mix: int) -> _Parts:
+        """Decodes at short contexts, or with one at the key's longest and the others at various lengths."""
+        new = key.uniform_query_len or 1
+        longest = min(key.kv_tier or self._max_len, self._max_len) - new
+        if mix == 0:
+            return [(min(1 + 3 * n % (2 * self._page_size), longest), new) for n in range(num_reqs)]
+        return [(longest, new), *((max(longest - 17 * n, 0) // (n + 1), new) for n in range(1, num_reqs))]
+
+    def _mixed(self, num_tokens: int, max_reqs: int, mix: int) -> _Parts:
+        """Whole prompts; or decodes and a chunk in the middle of a long prompt."""
+        if mix == 0 or num_tokens < 2:
+            start = 0 if mix == 0 else self._max_len // 2
+            return [(start, n) for n in _chunks(num_tokens, self._max_len - start)]
+        num_decodes = min(max(num_tokens // 2, 1), max_reqs - 1, 3)
+        rest = num_tokens - num_decodes
+        start = max(min(self._max_len // 2, self._max_len - rest), 0)
+        decodes = [(self._max_len // 4 + 7 * n, 1) for n in range(num_decodes)]
+        return [*decodes, *((start, n) for n in _chunks(rest, self._max_len - start))]
+
+    def _fit(self, parts: _Parts) -> bool:
+        """Shorten histories, the first request's last of all, until the pages suffice; False if they cannot."""
+        budget = self._num_pages - 1
+        while sum(pages_for(start + new, self._page_size) for start, new in parts) > budget:
+            candidates = range(1, len(parts)) if any(start for start, _ in parts[1:]) else range(1)
+            longest = max(candidates, key=lambda n: parts[n][0])
+            start, new = parts[longest]
+            if start == 0:
+                return False
+            parts[longest] = (start // 2, new)
+        return True
+
+    def _case(self, key: GraphKey, parts: _Parts, mix: int, poison: Poison, kind: str) -> Case:
+        batch = self._batch(parts, is_decode=key.uniform_query_len is not None, seed=self._seed + 7 * mix)
+        sizes = self._graphed.key_sizes(key)
+        is_full = key.runtime_mode is RuntimeMode.FULL
+        num_reqs, num_tokens = batch.num_reqs, batch.num_tokens
+        is_padded = num_tokens < key.num_tokens or num_reqs < sizes["num_reqs"]
+        new, history = self._slots(batch)
+        writes = {name: Writes(new, self._null) for name in self.state()}
+        rows = torch.arange(1, 1 + (sizes["num_reqs"] if is_full else 0), device=new.device)
+        writes["sampled tokens"] = Writes(rows[:num_reqs], rows[num_reqs:])
+
+        def fill() -> None:
+            self._fill_state(history, poison, self._seed + mix)
+            slots = self._write_inputs(batch, sizes, is_full=is_full, feeds=mix == 1)
+            metadata = (
+                graph_metadata(key, slots, page_size=self._page_size)
+                if is_full
+                else live_metadata(batch, slots, page_size=self._page_size)
+            )
+            self._executor.enter_step(metadata, is_full=is_full)
+
+        def alone() -> Any:
+            views = self._graphed.buffers.views(sizes)
+            live = {name: views[name][: self._rows(name, batch)].clone() for name in views}
+            self._plan(batch, live["block_tables"].cpu(), None)
+            metadata = live_metadata(batch, live, page_size=self._page_size)
+            self._executor.enter_step(metadata, is_full=is_full)
+            return self._executor.forward(**live)
+
+        return Case(
+            name=f"{num_tokens} of {key.num_tokens} rows, {num_reqs} requests, {kind}, padding {poison.value}",
+            live=LiveBatch(num_tokens=num_tokens, num_reqs=num_reqs, uniform_query_len=batch.uniform_query_len),
+            fill=fill,
+            cut=lambda outputs: outputs[: num_reqs if is_full else num_tokens],
+            exact=alone if is_padded else None,
+            poison=poison,
+            kind=kind,
+            writes=writes,
+        )
+
+    def _batch(self, parts: _Parts, *, is_decode: bool, seed: int) -> ScheduledBatch:
+        random = torch.Generator().manual_seed(seed)
+        free = (torch.randperm(self._num_pages - 1, generator=random) + 1).tolist()
+        items = []
+        for index, (start, num_new) in enumerate(parts):
+            end = start + num_new
+            tokens = torch.randint(self._vocab_size, (end,), generator=random).tolist()
+            num_prompt = max(end - 1, 1) if is_decode else end
+            request = Request(
+                request_id=f"qualify-{index}",
+                prompt_token_ids=tokens[:num_prompt],
+                output_token_ids=tokens[num_prompt:],
+                num_computed_tokens=start,
+                pages=[free.pop() for _ in range(pages_for(end, self._page_size))],
+            )
+            items.append(ScheduledRequest(request, start, num_new, True, is_decode))
+        return ScheduledBatch(tuple(items))
+
+    def _slots(self, batch: ScheduledBatch) -> tuple[Tensor, Tensor]:
+        """Slots that the step writes, and those of the tokens before."""
+        new: list[int] = []
+        history: list[int] = []
+        for item in batch.items:
+            slots = [
+                item.request.pages[i // self._page_size] * self._page_size + i % self._page_size
+                for i in range(item.end)
+            ]
+            history += slots[: item.start]
+            new += slots[item.start :]
+        device = self._graphed.device
+        return torch.tensor(new, dtype=torch.int64, device=device), torch.tensor(
+            history, dtype=torch.int64, device=device
+        )
+
+    def _fill_state(self, history: Tensor, poison: Poison, seed: int) -> None:
+        random = torch.Generator().manual_seed(seed)
+        for name, tensor in self.state().items():
+            if name == "sampled tokens":
+                tensor.copy_(torch.randint(self._vocab_size, tensor.shape, generator=random))
+                continue
+            tensor.fill_(poison.value_for(tensor.dtype))
+            tensor[0].zero_()
+            values = torch.randn((len(history), *tensor.shape[1:]), generator=random)
+            tensor[history] = values.to(device=tensor.device, dtype=tensor.dtype)
+
+    def _write_inputs(
+        self, batch: ScheduledBatch, sizes: dict[str, int], *, is_full: bool, feeds: bool
+    ) -> dict[str, Tensor]:
+        """The static buffers as serving writes them; ``feeds``: every other decode takes its token on the device."""
+        host = self._staging.open(sizes)
+        self._writer.write(host, batch)
+        if feeds:
+            for row, item in enumerate(batch.items):
+                if item.num_new_tokens == 1 and row % 2 == 0:
+                    host["feed_rows"][host["sampled_rows"][row]] = 1 + row
+        self._staging.upload(sizes)
+        slots = self._graphed.buffers.views(sizes)
+        self._plan(batch, host["block_tables"], slots["seq_lens"].shape[0] if is_full else None)
+        return slots
+
+    def _plan(self, batch: ScheduledBatch, block_tables: Tensor, graph_num_reqs: int | None) -> None:
+        self._executor.plan_attention(
+            query_lens=[item.num_new_tokens for item in batch.items],
+            seq_lens=[item.end for item in batch.items],
+            block_tables=block_tables,
+            graph_num_reqs=graph_num_reqs,
+        )
+
+    def _rows(self, slot: str, batch: ScheduledBatch) -> int | None:
+        declared = self._graphed.buffers.slots[slot]
+        return declared.rows({"num_tokens": batch.num_tokens, "num_reqs": batch.num_reqs})
+
+
+def _chunks(num_tokens: int, longest: int) -> list[int]:
+    """``num_tokens`` in as few parts as ``longest`` allows."""
+    whole, rest = divmod(num_tokens, longest)
+    return [longest] * whole + ([rest] if rest else [])

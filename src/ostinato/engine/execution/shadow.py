@@ -1,0 +1,62 @@
+"""What a shadow run must know of an engine's step: the rows it writes, and the forward context it ran in.
+
+Called by the runtime on one replayed step in ``shadow_every``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ostinato.engine.attention import get_forward_context
+from ostinato.engine.execution.step_context import graph_metadata
+from ostinato.runtime import GraphKey, LiveBatch, RuntimeMode
+
+if TYPE_CHECKING:
+    from ostinato.engine.execution.executor import Executor
+
+__all__ = ["EngineShadow"]
+
+
+class EngineShadow:
+    """`ShadowOwner` of an executor."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def written(self, key: GraphKey, live: LiveBatch) -> Mapping[str, tuple[Tensor, Tensor | None]]:
+        """The slots of the live tokens in every layer, and the tokens that were sampled last."""
+        graphed = self._executor.graphed
+        slots = graphed.buffers.views(graphed.key_sizes(key))["slot_mapping"][: live.num_tokens].clone()
+        rows: dict[str, tuple[Tensor, Tensor | None]] = {"sampled tokens": (self._executor.last_ids, None)}
+        for layer, cache in enumerate(self._executor.caches):
+            for name, pages in (("keys", cache.key), ("values", cache.value)):
+                rows[f"{name} of layer {layer}"] = (pages.view(-1, *pages.shape[2:]), slots)
+        return rows
+
+    def cut(self, key: GraphKey, live: LiveBatch, outputs: Any) -> Any:
+        """Logits of the live requests of a full graph, hidden states of the live tokens of another."""
+        return outputs[: live.num_reqs if key.runtime_mode is RuntimeMode.FULL else live.num_tokens]
+
+    def resume(self, key: GraphKey) -> Callable[[], AbstractContextManager[None]]:
+        """The metadata of the step that runs now; its tensors lie in the static buffers."""
+        executor = self._executor
+        is_full = key.runtime_mode is RuntimeMode.FULL
+        if is_full:
+            slots = executor.graphed.buffers.views(executor.graphed.key_sizes(key))
+            metadata = graph_metadata(key, slots, page_size=executor.limits.page_size)
+        else:
+            metadata = get_forward_context().metadata
+
+        @contextmanager
+        def entered() -> Iterator[None]:
+            executor.enter_step(metadata, is_full=is_full)
+            try:
+                yield
+            finally:
+                executor.leave_step()
+
+        return entered
