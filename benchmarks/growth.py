@@ -15,10 +15,11 @@ import time
 import torch
 
 from ostinato import LLM
-from ostinato.bench.clock import step_times_ms
+from ostinato.bench.engine_probe import replay_ms
 from ostinato.bench.environment import hardware_name, versions
 from ostinato.bench.evidence import Evidence, output_path
 from ostinato.bench.naming import short_hardware
+from ostinato.bench.statistics import summary
 from ostinato.engine.paging import PageAllocator
 from ostinato.engine.request import Request, SamplingParams
 from ostinato.engine.scheduler import Scheduler
@@ -36,28 +37,11 @@ def device_rows(model: str, repeats: int) -> list[dict[str, object]]:
     sizes = {"max_num_reqs": max(BATCHES), "decode_sizes": BATCHES, "kv_tokens": MAX_PAIR_TOKENS}
     rows: list[dict[str, object]] = []
     with LLM(model, **settings, **sizes) as llm:
-        graphed = llm._require_open().graphed
-        for key in reversed(graphed.keys):
-            views = graphed.buffers.views(graphed.key_sizes(key))
-            for context in (c for c in CONTEXTS if c * key.num_tokens <= MAX_PAIR_TOKENS):
-                tables = views["block_tables"]
-                num_pages = llm._require_open().num_pages
-                spread = torch.randperm(num_pages - 1, device=tables.device)[: tables.numel()] + 1
-                tables.copy_(spread.repeat(-(-tables.numel() // spread.numel()))[: tables.numel()].view_as(tables))
-                views["seq_lens"].fill_(context)
-                views["positions"].fill_(context - 1)
-                plan = graphed.plans[key]
-                with torch.inference_mode():
-                    times = step_times_ms(lambda plan=plan, n=key.num_tokens: plan.replay(n), graphed.device, repeats)
-                rows.append(
-                    {
-                        "part": "device",
-                        "batch": key.num_tokens,
-                        "context": context,
-                        "step_ms": round(statistics.median(times), 4),
-                        "step_ms_spread": [round(min(times), 4), round(max(times), 4)],
-                    }
-                )
+        for key in reversed(llm._require_open().graphed.keys):
+            batch = key.num_tokens
+            for context in (c for c in CONTEXTS if c * batch <= MAX_PAIR_TOKENS):
+                times = replay_ms(llm, key, num_live=batch, context_tokens=context, repeats=repeats)
+                rows.append({"part": "device", "batch": batch, "context": context, **summary("step_ms", times)})
     return rows
 
 

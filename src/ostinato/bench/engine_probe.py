@@ -18,7 +18,17 @@ from ostinato.runtime import Graphed, GraphKey, LiveBatch, RuntimeMode
 if TYPE_CHECKING:
     from ostinato import LLM
 
-__all__ = ["decode_key", "facade_of", "made_up", "made_up_eager_ms", "made_up_replay_ms", "replay_host_us", "replay_ms"]
+__all__ = [
+    "decode_key",
+    "facade_of",
+    "fill_decode_inputs",
+    "made_up",
+    "made_up_eager_ms",
+    "made_up_replay_ms",
+    "replay_host_us",
+    "replay_ms",
+    "",
+]
 
 
 def facade_of(llm: LLM) -> Graphed:
@@ -35,14 +45,37 @@ def decode_key(llm: LLM, *, num_reqs: int, context_tokens: int) -> GraphKey | No
     return graphed.decide(live).key
 
 
-def replay_ms(llm: LLM, key: GraphKey, *, num_live: int, repeats: int) -> list[float]:
-    """Device time of the plan of ``key`` alone, on the data that the last step has left in the buffers.
+def fill_decode_inputs(llm: LLM, key: GraphKey, *, context_tokens: int) -> None:
+    """Write a decode step into the inputs of ``key``: every request at ``context_tokens``, pages spread over the cache.
 
-    Only for full graphs, which find their metadata there: call it right after steps of this key.
+    What the last step left there may be of another size, and indexes of it would lead anywhere.
     """
+    executor = llm._require_open()
+    views = executor.graphed.buffers.views(executor.graphed.key_sizes(key))
+    page_size, num_reqs = llm.config.page_size, key.num_tokens
+    with torch.inference_mode():
+        for view in views.values():
+            view.zero_()
+        width = -(-context_tokens // page_size)
+        tables = views["block_tables"]
+        pages = torch.arange(num_reqs * width, device=tables.device) % (executor.num_pages - 1) + 1
+        tables[:, :width] = pages.view(num_reqs, width)
+        last = context_tokens - 1
+        views["positions"].fill_(last)
+        views["slot_mapping"].copy_(tables[:, last // page_size].to(torch.int64) * page_size + last % page_size)
+        views["seq_lens"].fill_(context_tokens)
+        rows = torch.arange(num_reqs + 1, device=tables.device)
+        views["query_start"].copy_(rows)
+        views["sampled_rows"].copy_(rows[:-1])
+
+
+def replay_ms(llm: LLM, key: GraphKey, *, num_live: int, context_tokens: int, repeats: int) -> list[float]:
+    """Device time of the full decode graph of ``key`` alone, every context ``context_tokens`` long; with no step due."""
     assert key.runtime_mode is RuntimeMode.FULL, "a piecewise plan needs the metadata of a live step"
+    assert key.uniform_query_len == 1, "the inputs are those of single-token decode"
     graphed = facade_of(llm)
     plan = graphed.plans[key]
+    fill_decode_inputs(llm, key, context_tokens=context_tokens)
     with torch.inference_mode():
         return step_times_ms(lambda: plan.replay(num_live), graphed.device, repeats)
 

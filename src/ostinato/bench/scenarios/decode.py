@@ -47,7 +47,7 @@ def measure(run: Run) -> None:
         "engine, greedy, random prompts, median of the repeats; spread is lowest and highest"
     )
     run.evidence.note(
-        "device_ms: the step's full graph replayed alone on the data of the last step (clock 'replay'), or else the "
+        "device_ms: the step's full graph replayed alone at the mean context (clock 'replay'), or else the "
         "union of all kernel times of a step (clock 'profiler'); on a CPU the graph's wall time, which is host time"
     )
     run.evidence.note("busy_ms, and kernels beside it: all that the device did in a step, by the profiler")
@@ -107,14 +107,15 @@ def _row(run: Run, llm: LLM, mode: str, batch: int, prompt_tokens: int) -> dict[
 
 
 def _device(run: Run, llm: LLM, batch: int, prompt_tokens: int) -> dict[str, Any]:
-    """Device time of a step, its kernels, and the clock that told. Follows right after steps of this batch."""
+    """Device time of a step at the mean context of those that TPOT counts, its kernels, and the clock that told."""
     found: dict[str, Any] = {"device_ms": None, "device_clock": None, "kernels": None, "busy_ms": None}
     key = decode_key(llm, num_reqs=batch, context_tokens=prompt_tokens + NUM_LONG)
     plan = None if key is None else facade_of(llm).plans[key]
     if plan is not None:
         found |= {"segments": plan.num_segments, "kernels": plan.num_nodes}
     if key is not None and key.runtime_mode is RuntimeMode.FULL:
-        times = replay_ms(llm, key, num_live=batch, repeats=max(10, run.repeats))
+        context = prompt_tokens + (NUM_SHORT + NUM_LONG) // 2
+        times = replay_ms(llm, key, num_live=batch, context_tokens=context, repeats=max(10, run.repeats))
         found |= {**summary("device_ms", times), "device_clock": "replay" if run.is_cuda else "wall"}
     return found
 

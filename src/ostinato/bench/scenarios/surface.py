@@ -113,8 +113,9 @@ def _step(run: Run, llm: LLM, num_tokens: int, num_reqs: int) -> dict[str, Any]:
         "runtime_mode": max(steps, key=steps.__getitem__),
     }
     key = _key_of(row, list(facade_of(llm).plans))
-    if key is not None and key.runtime_mode is RuntimeMode.FULL:
-        row |= summary("replay_ms", replay_ms(llm, key, num_live=row["tokens"], repeats=run.repeats))
+    if key is not None and key.uniform_query_len == 1:
+        times = replay_ms(llm, key, num_live=row["tokens"], context_tokens=_DECODE_LONG, repeats=run.repeats)
+        row |= summary("replay_ms", times)
     return row
 
 

@@ -114,6 +114,11 @@ class Executor:
         )
         if self._planner is not None:
             self._planner.reserve(self._shape)
+        self._logits: Tensor | None = None  # of full graphs
+        if config.mode != "none":
+            with torch.inference_mode(False):
+                shape = (config.max_num_reqs, model.vocab_size)
+                self._logits = torch.empty(shape, dtype=loaded.dtype, device=loaded.device)
         self.kv_tokens = choose_kv_tokens(config, model, element_bytes=loaded.dtype.itemsize, device=loaded.device)
         self.num_pages = pages_for_tokens(num_tokens=self.kv_tokens, page_size=config.page_size)
         try:
@@ -169,6 +174,7 @@ class Executor:
         )
         self._staging = self.graphed.staging()
         self._in_full_graph = False  # while one is warmed up, captured or qualified
+        self._rows_are_requests = False  # in such a graph
         self._has_shadow = config.shadow_every > 0
         self.capture_seconds = 0.0
 
@@ -246,7 +252,10 @@ class Executor:
             return hidden
         if not self._rows_are_requests:
             hidden = hidden[sampled_rows]
-        logits = self._model.compute_logits(hidden)
+        # All full graphs write into one tensor: else each batch size would hold logits of its own, a GiB in all. Steps
+        # read it before the next one. A compiler gets a result of its own, which it can fuse.
+        is_shared = self._logits is not None and not torch.compiler.is_compiling()
+        logits = self._model.compute_logits(hidden, self._logits[: hidden.shape[0]] if is_shared else None)  # type: ignore[index]
         self._greedy_head(logits, self._last_ids[1 : 1 + logits.shape[0]])
         return logits
 
@@ -260,13 +269,10 @@ class Executor:
         """[max_num_reqs + 1] int64: the tokens that were sampled last, from row 1 on."""
         return self._last_ids
 
-    def enter_step(self, metadata: AttentionMetadata, *, is_full: bool) -> None:
-        """Make this thread's `forward` that of a step with ``metadata``, until `leave_step`.
-
-        Args:
-            is_full: as a full graph holds it, with logits and greedy choice.
-        """
-        self._in_full_graph = is_full
+    def enter_step(self, key: GraphKey, metadata: AttentionMetadata) -> None:
+        """Make this thread's `forward` what the graph of ``key`` holds, on ``metadata``, until `leave_step`."""
+        self._in_full_graph = key.runtime_mode is RuntimeMode.FULL
+        self._rows_are_requests = key.uniform_query_len == 1
         install_forward_context(self._with(metadata))
 
     def leave_step(self) -> None:
@@ -291,28 +297,26 @@ class Executor:
     def close(self) -> None:
         """Give back graphs, then caches, and let go of the model. Idempotent."""
         self.graphed.close()
-        self._caches = []
+        self._caches, self._logits = [], None
         self._model = None  # type: ignore[assignment]  # `execute` is refused before it would be used
 
     def _prepare(self, key: GraphKey) -> None:
         """Fresh metadata before each warm-up run and capture of ``key``."""
-        self._in_full_graph = key.runtime_mode is RuntimeMode.FULL
-        self._rows_are_requests = key.uniform_query_len == 1
-        if self._in_full_graph:
+        is_full = key.runtime_mode is RuntimeMode.FULL
+        if is_full:
             slots = self.graphed.buffers.views(self.graphed.key_sizes(key))
             metadata = graph_metadata(key, slots, page_size=self._page_size)
         else:
             metadata = made_up_metadata(
                 key.num_tokens, max_model_len=self._max_model_len, page_size=self._page_size, device=self._device
             )
-        if self._planner is not None:
-            self._planner.plan_step(
-                query_lens=metadata.host_query_lens or (),
-                seq_lens=metadata.host_seq_lens or (),
-                block_tables=torch.zeros(metadata.block_tables.shape, dtype=torch.int32),  # all in the null page
-                graph_num_reqs=metadata.num_reqs if self._in_full_graph else None,
-            )
-        install_forward_context(self._with(metadata))
+        self.plan_attention(
+            query_lens=metadata.host_query_lens or (),
+            seq_lens=metadata.host_seq_lens or (),
+            block_tables=torch.zeros(metadata.block_tables.shape, dtype=torch.int32),  # all in the null page
+            graph_num_reqs=metadata.num_reqs if is_full else None,
+        )
+        self.enter_step(key, metadata)
 
     def _with(self, metadata: AttentionMetadata) -> ForwardContext:
         return ForwardContext(metadata=metadata, caches=self._caches, backend=self._attention)

@@ -7,6 +7,7 @@ where `takes_fused_linears` says so.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
@@ -32,12 +33,14 @@ class FusedLinears:
         self.use_pdl = use_pdl
         self._chosen: dict[tuple[LinearKind, int, int, int, object], LinearTiles | None] = {}
 
-    def norm_linear(self, x: Tensor, norm: RMSNorm, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``norm(x) @ weight.T + bias``: [num_rows, in_features] -> [num_rows, out_features]."""
+    def norm_linear(
+        self, x: Tensor, norm: RMSNorm, weight: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None
+    ) -> Tensor:
+        """``norm(x) @ weight.T + bias``: [num_rows, in_features] -> [num_rows, out_features], in ``out`` if given."""
         tiles = self._tiles(LinearKind.NORM_LINEAR, x, weight.shape[0])
         if tiles is None:
-            return linear(norm(x), weight, bias)
-        out = x.new_empty((x.shape[0], weight.shape[0]))
+            return linear(norm(x), weight, bias) if out is None else _linear_into(out, norm(x), weight, bias)
+        out = x.new_empty((x.shape[0], weight.shape[0])) if out is None else out
         self._launch(x, weight, out, tiles, norm=norm, bias=bias)
         return out
 
@@ -108,3 +111,7 @@ class FusedLinears:
             # With more rows an early kernel only takes room from the one before it (measured on an H200).
             use_pdl=self.use_pdl and x.shape[0] == 1 and can_launch_early(x.device),
         )
+
+
+def _linear_into(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.mm(x, weight.t(), out=out) if bias is None else torch.addmm(bias, x, weight.t(), out=out)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
 from ostinato.engine.layers import FusedLinears, RMSNorm, RotaryTable, takes_fused_linears
 from ostinato.engine.models.checkpoint import fill_from_checkpoint
@@ -62,11 +62,16 @@ class DecoderModel(nn.Module):
             addend, residual = layer(addend, residual, rotary)
         return residual if addend is None else residual + addend
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Rows of what `forward` gives, [num_rows, hidden_size] -> [num_rows, vocab_size], in the model's dtype."""
+    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Rows of what `forward` gives, [num_rows, hidden_size] -> [num_rows, vocab_size], in the model's dtype.
+
+        Args:
+            hidden: as above.
+            out: where to write them, contiguous; a new tensor if None.
+        """
         if takes_fused_linears(hidden):
-            return self.linears.norm_linear(hidden, self.norm, self.head)
-        return linear(self.norm(hidden), self.head)
+            return self.linears.norm_linear(hidden, self.norm, self.head, out=out)
+        return torch.mm(self.norm(hidden), self.head.t(), out=out)
 
     def bind_linears(self, linears: FusedLinears) -> None:
         """Set which kernels steps of few rows take; before anything is captured."""

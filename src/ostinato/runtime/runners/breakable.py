@@ -17,7 +17,7 @@ from ostinato.runtime.breaks import BreakPoint, handling_breaks
 from ostinato.runtime.buffers import BridgePool
 from ostinato.runtime.capture import CaptureBackend
 from ostinato.runtime.keys import GraphKey, RuntimeMode
-from ostinato.runtime.nest import map_tensors, tensors
+from ostinato.runtime.nest import tensors
 from ostinato.runtime.ops import ATTENTION_OPS
 from ostinato.runtime.runners.break_record import BreakRecord
 from ostinato.runtime.runners.break_step import BreakStep, observe_break
@@ -120,7 +120,7 @@ class _Recorder:
                 "an exception inside a break was swallowed by the callable", fix="let it surface: the plan has a hole"
             ) from self._failed
         self._end_segment(runs_next=False)
-        self.plan.outputs = map_tensors(outputs, self._backend.borrow)
+        self.plan.outputs = outputs
         self.plan.externals = self._backend.externals()
         self.plan.num_missing_breaks = max(0, len(self._record) - self._num_breaks)
         return self.plan

@@ -7,7 +7,6 @@ from typing import Any
 from ostinato.runtime.breaks import handling_breaks
 from ostinato.runtime.capture import CaptureBackend
 from ostinato.runtime.keys import GraphKey, RuntimeMode
-from ostinato.runtime.nest import map_tensors
 from ostinato.runtime.runners.plan import CapturedPlan
 from ostinato.runtime.runners.runner import Call
 
@@ -33,5 +32,4 @@ class FullRunner:
             self._backend.begin()
             outputs = call()
             graph = self._backend.end()
-            outputs = map_tensors(outputs, self._backend.borrow)
             return CapturedPlan(key=key, entries=[graph], outputs=outputs, externals=self._backend.externals())

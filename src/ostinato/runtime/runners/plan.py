@@ -1,8 +1,8 @@
 """`CapturedPlan`: what one key replays, a sequence of segments and breaks, and the outputs it leaves.
 
-A full graph is a plan of one segment. The plan owns its graphs and its breaks. Outputs that its segments make are
-borrowed: every replay rewrites them, and they are read or copied before the next replay of any plan, so later
-captures may use their memory (each batch size of a language model would else hold logits of its own).
+A full graph is a plan of one segment. The plan owns its graphs, its breaks and its output tensors, so
+that a later capture in the same pool cannot recycle what the caller is about to read. A callable with large outputs
+does well to write them into a tensor of its own, which all its plans then share.
 """
 
 from __future__ import annotations
