@@ -27,7 +27,6 @@ __all__ = [
     "made_up_replay_ms",
     "replay_host_us",
     "replay_ms",
-    "",
 ]
 
 
@@ -70,7 +69,7 @@ def fill_decode_inputs(llm: LLM, key: GraphKey, *, context_tokens: int) -> None:
 
 
 def replay_ms(llm: LLM, key: GraphKey, *, num_live: int, context_tokens: int, repeats: int) -> list[float]:
-    """Device time of the full decode graph of ``key`` alone, every context ``context_tokens`` long; with no step due."""
+    """Device time of the full decode graph of ``key`` alone, contexts ``context_tokens`` long; no step is due."""
     assert key.runtime_mode is RuntimeMode.FULL, "a piecewise plan needs the metadata of a live step"
     assert key.uniform_query_len == 1, "the inputs are those of single-token decode"
     graphed = facade_of(llm)

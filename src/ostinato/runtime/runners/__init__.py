@@ -1,7 +1,14 @@
 """Ways to execute one callable: eager, one full graph, or segments between breaks."""
 
-from ostinato.runtime.runners.agreement import TOLERANCES, Gap, find_gap, has_same_bits, same_bits
-from ostinato.runtime.runners.break_step import BreakStep
+from ostinato.runtime.runners.agreement import (
+    OTHER_SHAPE_TOLERANCES,
+    TOLERANCES,
+    Gap,
+    find_gap,
+    has_same_bits,
+    same_bits,
+)
+from ostinato.runtime.runners.break_step import BreakStep, break_inputs
 from ostinato.runtime.runners.breakable import BreakableRunner
 from ostinato.runtime.runners.delivery import Delivery
 from ostinato.runtime.runners.eager import run_eager
@@ -15,6 +22,7 @@ from ostinato.runtime.runners.select import make_runners
 from ostinato.runtime.runners.step_lock import StepLock
 
 __all__ = [
+    "OTHER_SHAPE_TOLERANCES",
     "TOLERANCES",
     "BoundCall",
     "BreakStep",
@@ -29,6 +37,7 @@ __all__ = [
     "RowLayout",
     "Runner",
     "StepLock",
+    "break_inputs",
     "capture_all",
     "find_gap",
     "has_same_bits",

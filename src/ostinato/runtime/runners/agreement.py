@@ -14,7 +14,7 @@ import torch
 
 from ostinato.runtime.nest import leaves
 
-__all__ = ["TOLERANCES", "Gap", "find_gap", "has_same_bits", "same_bits", "tolerance_of"]
+__all__ = ["OTHER_SHAPE_TOLERANCES", "TOLERANCES", "Gap", "find_gap", "has_same_bits", "same_bits"]
 
 TOLERANCES: Final[dict[torch.dtype, float]] = {
     torch.float64: 1e-4,
@@ -22,7 +22,15 @@ TOLERANCES: Final[dict[torch.dtype, float]] = {
     torch.bfloat16: 2e-2,
     torch.float16: 1e-2,
 }
-"""Largest gap by dtype where two runs may sum in another order; other dtypes must be equal."""
+"""Largest gap by dtype of two runs at one shape that may sum in another order; other dtypes must be equal."""
+OTHER_SHAPE_TOLERANCES: Final[dict[torch.dtype, float]] = {
+    torch.float64: 1e-4,
+    torch.float32: 1e-3,
+    torch.bfloat16: 1e-1,
+    torch.float16: 5e-2,
+}
+"""The same where one run has fewer rows: matrix products then take other kernels, and depth multiplies what that
+changes (logits of a 30-layer model differ by 1.5e-4 in float32)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +44,14 @@ class Gap:
     detail: str
 
 
-def tolerance_of(dtype: torch.dtype, *, is_exact: bool) -> float:
-    """Largest gap that passes."""
-    return 0.0 if is_exact else TOLERANCES.get(dtype, 0.0)
-
-
-def find_gap(expected: Any, got: Any, *, is_exact: bool) -> tuple[Gap | None, float]:
+def find_gap(expected: Any, got: Any, *, is_exact: bool, is_other_shape: bool = False) -> tuple[Gap | None, float]:
     """The first difference beyond tolerance between two nested results, and the largest gap of all that passed.
 
     Args:
         is_exact: equal bits are asked for.
+        is_other_shape: the runs had different numbers of rows.
     """
+    tolerances = OTHER_SHAPE_TOLERANCES if is_other_shape else TOLERANCES
     largest = 0.0
     ours, theirs = list(leaves(expected)), list(leaves(got))
     if [path for path, _ in ours] != [path for path, _ in theirs]:
@@ -57,7 +62,7 @@ def find_gap(expected: Any, got: Any, *, is_exact: bool) -> tuple[Gap | None, fl
                 return Gap(path, float("inf"), f"{a!r} expected, {b!r} got"), largest
             continue
         relative, detail = _relative_gap(a, b)
-        passes = has_same_bits(a, b) if is_exact else relative <= tolerance_of(a.dtype, is_exact=False)
+        passes = has_same_bits(a, b) if is_exact else relative <= tolerances.get(a.dtype, 0.0)
         if not passes:
             return Gap(path, relative, detail or "the same values in other bits"), max(largest, relative)
         largest = max(largest, relative)

@@ -17,7 +17,7 @@ from ostinato.runtime.buffers import BridgePool
 from ostinato.runtime.nest import leaves, map_tensors, skeleton, tensors
 from ostinato.runtime.runners.layout import RowLayout
 
-__all__ = ["BreakStep", "observe_break"]
+__all__ = ["BreakStep", "break_inputs", "observe_break"]
 
 
 def observe_break(
@@ -26,6 +26,12 @@ def observe_break(
     """Let ``layout`` see what break number ``index`` of a plan hands over."""
     for position, tensor in enumerate(tensors((result, point.mutated_arguments(args, kwargs)))):
         layout.observe((index, position), tensor, num_rows)
+
+
+def break_inputs(point: BreakPoint, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors in a call of ``point`` that it does not write."""
+    written = {id(t) for t in point.mutated_arguments(args, kwargs)}
+    return [t for t in tensors((args, kwargs)) if id(t) not in written]
 
 
 class BreakStep:
@@ -45,6 +51,7 @@ class BreakStep:
         keep: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         self.point = point
+        self._fn = point.fn
         self._args, self._kwargs = map_tensors((args, kwargs), keep)
         with handling_breaks(None):
             result = point.fn(*args, **kwargs)
@@ -64,6 +71,7 @@ class BreakStep:
 
         self._for_program = map_tensors(result, to_bridge)
         handed = map_tensors(self._for_program, keep)  # from here on an address, like the arguments
+        self._gives_nothing = result is None
         self._skeleton = skeleton(result)
         self._handed_leaves = [leaf for _, leaf in leaves(handed)]
         self.handed = list(tensors((handed, point.mutated_arguments(self._args, self._kwargs))))
@@ -74,8 +82,7 @@ class BreakStep:
     @property
     def inputs(self) -> list[torch.Tensor]:
         """The tensors that the break is given and does not write, at the addresses of the plan."""
-        written = {id(t) for t in self.point.mutated_arguments(self._args, self._kwargs)}
-        return [t for t in tensors((self._args, self._kwargs)) if id(t) not in written]
+        return break_inputs(self.point, self._args, self._kwargs)
 
     def hand_over(self) -> Any:
         """What the callable goes on with at capture. Given out once: the step must not keep it alive."""
@@ -89,7 +96,14 @@ class BreakStep:
             BreakOutputError: a result differs from capture in structure, rank, shape, dtype, device or value,
                 or was an argument then and is another tensor now.
         """
-        result = self.point.fn(*self._args, **self._kwargs)
+        result = self._fn(*self._args, **self._kwargs)
+        if result is not None or not self._gives_nothing:  # most breaks write where they are told
+            self._check_and_hand_over(result)
+        if num_live < num_rows:
+            for tensor in self._cleared:
+                tensor[num_live:].zero_()
+
+    def _check_and_hand_over(self, result: Any) -> None:
         is_bridge = iter(self._is_bridge)
         if skeleton(result) != self._skeleton:
             raise self._differs("result", self._skeleton, skeleton(result))
@@ -98,9 +112,6 @@ class BreakStep:
                 self._hand_over(path, handed, value, is_bridge=next(is_bridge))
             elif value is not handed and value != handed:
                 raise self._differs(f"result{path}", repr(handed), repr(value))
-        if num_live < num_rows:
-            for tensor in self._cleared:
-                tensor[num_live:].zero_()
 
     def _hand_over(self, path: str, handed: torch.Tensor, value: torch.Tensor, *, is_bridge: bool) -> None:
         if value.shape != handed.shape or value.dtype != handed.dtype or value.device != handed.device:

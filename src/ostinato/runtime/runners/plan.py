@@ -7,6 +7,7 @@ does well to write them into a tensor of its own, which all its plans then share
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,7 @@ class CapturedPlan:
     num_missing_breaks: int = 0
     """Breaks that warm-up met and the capture did not: work that must run eagerly may have been frozen."""
     is_closed: bool = False
+    _calls: list[tuple[Callable[..., None], bool]] = field(default_factory=list)
 
     @property
     def num_segments(self) -> int:
@@ -56,12 +58,19 @@ class CapturedPlan:
         if self.is_closed:
             raise ClosedError(f"the plan of {self.key} was closed", fix="keep the Graphed open while replaying")
         num_rows = self.key.num_tokens
-        for entry in self.entries:
-            if isinstance(entry, BreakStep):
-                entry.run(num_live, num_rows)
+        for run, is_break in self._calls or self._bind():
+            if is_break:
+                run(num_live, num_rows)
             else:
-                entry.replay()
+                run()
         return self.outputs
+
+    def _bind(self) -> list[tuple[Callable[..., None], bool]]:
+        """The entries' calls, looked up once: a step makes some hundred."""
+        self._calls = [
+            (entry.run, True) if isinstance(entry, BreakStep) else (entry.replay, False) for entry in self.entries
+        ]
+        return self._calls
 
     def close(self) -> None:
         """Give graphs, break arguments and outputs back. Idempotent."""
@@ -69,4 +78,4 @@ class CapturedPlan:
         for entry in self.entries:
             if not isinstance(entry, BreakStep):
                 entry.close()
-        self.entries, self.outputs, self.externals = [], None, []
+        self.entries, self.outputs, self.externals, self._calls = [], None, [], []
