@@ -19,6 +19,7 @@ __all__ = [
     "ConfigError",
     "DeviceUnavailableError",
     "DynamicShapeError",
+    "EngineDeadError",
     "EngineError",
     "FrozenValueError",
     "GuardError",
@@ -30,8 +31,10 @@ __all__ = [
     "OstinatoError",
     "OutOfMemoryError",
     "PageIntegrityError",
+    "QualificationError",
     "RequestError",
     "RuntimeStateError",
+    "StepFailedError",
     "TargetError",
     "UnbrokenOpError",
     "UnknownNameError",
@@ -223,6 +226,12 @@ class TensorDroppedError(AddressChangedError):
     code = "OST307"
 
 
+class QualificationError(GuardError):
+    """A captured graph does not do what an eager run does, or a test batch cannot be run at all."""
+
+    code = "OST308"
+
+
 class RuntimeStateError(OstinatoError, RuntimeError):
     """A life-cycle step was called out of order (plan, warm_up, capture, replay, close)."""
 
@@ -278,6 +287,18 @@ class PageIntegrityError(EngineError):
     """The page allocator's books do not add up: a page lost, shared by mistake or freed twice."""
 
     code = "OST406"
+
+
+class StepFailedError(EngineError):
+    """The step that a request was in failed, with all its requests; the cause is kept. The engine goes on."""
+
+    code = "OST407"
+
+
+class EngineDeadError(EngineError):
+    """The device or the engine's own books can no longer be trusted: every request ended, and no more are taken."""
+
+    code = "OST408"
 
 
 class RequestError(OstinatoError, ValueError):

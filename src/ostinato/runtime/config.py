@@ -66,6 +66,9 @@ class GraphConfig:
     all else each time), "sampled" (all in rotation), "off" (then nothing keeps that memory either)."""
     outputs: str = "copy"
     """"copy" gives the caller tensors of its own; "view" gives the graph's, valid until the next call."""
+    shadow_every: int = 0
+    """One replayed step in so many runs eagerly too, once its outputs are delivered; a difference quarantines the
+    key. Costs copies of inputs, outputs and written state on that step and an eager run before the next. 0: never."""
     warm_up_runs: int = 2
     """Eager runs of each key before capture; the second sees what the first has initialised."""
 
@@ -97,6 +100,8 @@ class GraphConfig:
             raise ConfigError(
                 f"full_mixed_max_tokens is {self.full_mixed_max_tokens!r}", fix="use a number of tokens, or 0 for none"
             )
+        if isinstance(self.shadow_every, bool) or not isinstance(self.shadow_every, int) or self.shadow_every < 0:
+            raise ConfigError(f"shadow_every is {self.shadow_every!r}", fix="use a number of steps, or 0 for never")
         for field in (
             "max_size",
             "max_num_reqs",

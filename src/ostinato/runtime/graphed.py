@@ -38,6 +38,20 @@ from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch,
 from ostinato.runtime.memory import Ledger
 from ostinato.runtime.nest import tensors
 from ostinato.runtime.planning import largest_size, plan_keys
+from ostinato.runtime.qualify import (
+    Culprit,
+    KeyReport,
+    QualificationCases,
+    QualificationReport,
+    Shadow,
+    ShadowOwner,
+    Subject,
+    WholeState,
+    bisect_key,
+    integer_ranges,
+    qualify_keys,
+    written_state,
+)
 from ostinato.runtime.runners import (
     BoundCall,
     CapturedPlan,
@@ -50,7 +64,7 @@ from ostinato.runtime.runners import (
     make_runners,
     run_eager,
 )
-from ostinato.telemetry import DispatchCounters, EventBus, KeyDropped, LogSink, ModeResolved, Sink
+from ostinato.telemetry import DispatchCounters, EventBus, KeyDropped, KeyQuarantined, LogSink, ModeResolved, Sink
 
 __all__ = ["Graphed"]
 
@@ -82,6 +96,8 @@ class Graphed:
         prepare: called before each warm-up run and each capture of a key, to build fresh metadata for it.
         after_warm_up: called once after all warm-up, to undo what it changed in the callable's own state; where the
             callable is traced, before each traced run as well.
+        shadow: with ``shadow_every``, what its eager runs must know of the callable's state; by default every tensor
+            that the callable reaches and that is no parameter is saved and compared whole.
         sinks: more receivers of telemetry events.
 
     Raises:
@@ -102,6 +118,7 @@ class Graphed:
         state: Any = None,
         prepare: Callable[[GraphKey], None] | None = None,
         after_warm_up: Callable[[], None] | None = None,
+        shadow: ShadowOwner | None = None,
         sinks: Sequence[Sink] = (),
     ) -> None:
         if example is not None and not isinstance(example, tuple):
@@ -122,6 +139,7 @@ class Graphed:
             self._layout = CallLayout.from_example(fn, example or (), example_kwargs or {})
         found = list(tensors((example, example_kwargs)))
         self.device = torch.device(device) if device is not None else found[0].device if found else torch.device("cpu")
+        self._integer_ranges = integer_ranges(self._layout.slots, found)
         self._prepare = prepare
         self._after_warm_up = after_warm_up
         max_size = largest_size(self.config, next((t.shape[0] for t in found if t.dim() > 0), None))
@@ -162,6 +180,8 @@ class Graphed:
         self._plans: dict[GraphKey, CapturedPlan] = {}
         self._guards: dict[GraphKey, PlanGuards] = {}
         self._delivery = Delivery(copies=self.config.outputs == "copy")
+        self._shadow_owner = shadow
+        self._shadow: Shadow | None = None
         self._stage = _Stage.PLANNED
         self._lock = StepLock()
 
@@ -222,6 +242,7 @@ class Graphed:
         with self._lock, torch.no_grad():
             report = capture_all(self.keys, self._capture_one, backend=self.backend, bus=self._bus, on_done=done)
             self._set_guards()
+            self._set_shadow()
         self._stage = _Stage.CAPTURED
         if report.failed and not report.captured:
             first = report.first_error
@@ -289,6 +310,7 @@ class Graphed:
         """
         if is_planning() or is_recording():
             return self._fn(*args, **kwargs)
+        self.finish_shadow()
         found = self._layout.split(args, kwargs, self.device)
         decision = self.decide(self._live_batch(found))
         if decision.key is None:
@@ -352,10 +374,120 @@ class Graphed:
         Raises:
             RuntimeStateError: there is no graph of this key; the message lists those that are.
         """
+        return inspect_plan(self._plan_of(key))
+
+    # --- graph against eager -------------------------------------------------------------------
+
+    def qualify(
+        self,
+        *,
+        keys: Sequence[GraphKey] | None = None,
+        cases: QualificationCases | None = None,
+        seed: int = 0,
+        on_key: Callable[[KeyReport], None] | None = None,
+    ) -> QualificationReport:
+        """Compare every captured key with eager on padded and poisoned batches; keys that differ are quarantined.
+
+        State and random generators are as before afterwards. On CUDA not while steps are running elsewhere.
+
+        Args:
+            keys: only these.
+            cases: batches of the caller's own; by default seeded random rows, integers within the slot's valid range
+                or the example's.
+            seed: of the default batches.
+            on_key: told of each key when it is done.
+
+        Raises:
+            RuntimeStateError: before `capture`, or there is no graph of a key.
+            QualificationError: the callable fails on a test batch.
+        """
+        chosen = self._captured(keys, step="qualify")
+        self.finish_shadow()
+        with self._lock, _no_grad():
+            report = qualify_keys(self._subject(), chosen, cases, seed=seed, on_key=on_key)
+        for failed in report.failed:
+            self._quarantine(failed.key, "qualify", failed.findings[0].what, failed.findings[0].where)
+        return report
+
+    def bisect(self, key: GraphKey, *, cases: QualificationCases | None = None, seed: int = 0) -> list[Culprit]:
+        """The segments, ops and breaks of ``key`` that do not do what eager does, first one first; empty if all do.
+
+        Args:
+            cases: see `qualify`.
+            seed: see `qualify`.
+
+        Raises: what `qualify` does.
+        """
+        self._captured([key], step="bisect")
+        with self._lock, _no_grad():
+            return bisect_key(self._subject(), key, cases, seed=seed)
+
+    def finish_shadow(self) -> None:
+        """Compare the step that `GraphConfig.shadow_every` has kept, if any. Steps do it first of all; an engine
+        calls it before it writes into `buffers`."""
+        if self._shadow is not None:
+            with self._lock, _no_grad():
+                verdict = self._shadow.finish()
+            if verdict is not None:
+                self._quarantine(verdict.key, "shadow", verdict.what, verdict.where)
+
+    def _quarantine(self, key: GraphKey, found_by: str, what: str, where: str) -> None:
+        self._dispatcher.block(key, Reason.QUARANTINED)
+        self._bus.emit(KeyQuarantined(key=str(key), found_by=found_by, what=what, where=where))
+
+    def _captured(self, keys: Sequence[GraphKey] | None, *, step: str) -> list[GraphKey]:
+        has_none = keys is None and not self.keys  # mode "none": there is nothing to capture, hence nothing to say
+        self._require(_Stage.CAPTURED, *([_Stage.WARM] if has_none else []), step=step)
+        chosen = list(self._plans) if keys is None else list(keys)
+        for key in chosen:
+            self._plan_of(key)
+        return chosen
+
+    def _plan_of(self, key: GraphKey) -> CapturedPlan:
         if key not in self._plans:
             captured = ", ".join(str(k) for k in self._plans) or "none"
             raise RuntimeStateError(f"there is no graph of {key}", fix=f"captured keys: {captured}")
-        return inspect_plan(self._plans[key])
+        return self._plans[key]
+
+    def _subject(self) -> Subject:
+        return Subject(
+            backend=self.backend,
+            buffers=self.buffers,
+            plans=self._plans,
+            sizes_of=self.key_sizes,
+            bind=self._bind,
+            call=self._call_on,
+            cut=self._delivery.cut,
+            prepare=self._prepare,
+            state=self._written_state(),
+            ranges=self._integer_ranges,
+            capture=lambda key: self._runners[key.runtime_mode].capture(key, self._bind(key)),
+            check_guards=lambda key: self._guards[key].check_all(),
+            is_bitwise=self._is_bitwise,
+        )
+
+    @property
+    def _is_bitwise(self) -> bool:
+        """Whether a replay has the bits of an eager run: recorded calls do, compiled code and GPU kernels need not."""
+        is_compiled = self.mode.compiler is not Compiler.NONE or self.mode.partition is Partition.INDUCTOR
+        return self.backend.name == "simulated" and not is_compiled
+
+    def _call_on(self, values: Mapping[str, torch.Tensor]) -> Any:
+        args, kwargs = self._layout.join(values)
+        return self._fn(*args, **kwargs)
+
+    def _written_state(self) -> dict[str, torch.Tensor]:
+        return written_state((*places_in(self._state), *places_of(self._fn)), arena=self.buffers.arena)
+
+    def _set_shadow(self) -> None:
+        if self.config.shadow_every:
+            self._shadow = Shadow(
+                self.config.shadow_every,
+                owner=self._shadow_owner or WholeState(self._written_state(), self._delivery.cut),
+                buffers=self.buffers,
+                bind=self._bind,
+                is_bitwise=self._is_bitwise,
+            )
 
     # --- inside --------------------------------------------------------------------------------
 
@@ -365,7 +497,10 @@ class Graphed:
         self.buffers.check_addresses()
         self._guards[key].check()
         live = decision.live
-        outputs = plan.replay(live.num_tokens)
+        if self._shadow is None:
+            outputs = plan.replay(live.num_tokens)
+        else:
+            outputs = self._shadow.replayed(key, live, self.key_sizes(key), lambda: plan.replay(live.num_tokens))
         self._dispatcher.record(decision)
         return self._delivery.deliver(outputs, live.num_tokens)
 
@@ -391,6 +526,7 @@ class Graphed:
             plan.close()
         self._plans.clear()
         self._guards.clear()
+        self._shadow = None
 
     def _report_drop(self, key: GraphKey, why: str) -> None:
         self._bus.emit(KeyDropped(key=str(key), reason=why))

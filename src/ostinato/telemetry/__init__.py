@@ -4,12 +4,16 @@ from ostinato.telemetry.counters import BucketCount, DispatchCounters
 from ostinato.telemetry.events import (
     BreaksMissing,
     CaptureFailed,
+    EngineDied,
     Event,
     GraphCaptured,
     KeyDropped,
+    KeyQuarantined,
     ModeResolved,
+    ReceiverFailed,
     RequestPreempted,
     StepDispatched,
+    StepFailed,
 )
 from ostinato.telemetry.sinks import EventBus, LogSink, MemorySink, Sink
 
@@ -18,14 +22,18 @@ __all__ = [
     "BucketCount",
     "CaptureFailed",
     "DispatchCounters",
+    "EngineDied",
     "Event",
     "EventBus",
     "GraphCaptured",
     "KeyDropped",
+    "KeyQuarantined",
     "LogSink",
     "MemorySink",
     "ModeResolved",
+    "ReceiverFailed",
     "RequestPreempted",
     "Sink",
     "StepDispatched",
+    "StepFailed",
 ]

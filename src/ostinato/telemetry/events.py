@@ -10,12 +10,16 @@ from dataclasses import dataclass
 __all__ = [
     "BreaksMissing",
     "CaptureFailed",
+    "EngineDied",
     "Event",
     "GraphCaptured",
     "KeyDropped",
+    "KeyQuarantined",
     "ModeResolved",
+    "ReceiverFailed",
     "RequestPreempted",
     "StepDispatched",
+    "StepFailed",
 ]
 
 
@@ -69,6 +73,19 @@ class CaptureFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeyQuarantined(Event):
+    """A captured key does not do what eager does: no step uses it from here on.
+
+    ``found_by`` is "qualify" or "shadow"; ``where`` the first segment, op or state that shows it.
+    """
+
+    key: str
+    found_by: str
+    what: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepDispatched(Event):
     """One step was run: how, in which bucket, and why. Sizes are tokens."""
 
@@ -85,3 +102,31 @@ class RequestPreempted(Event):
 
     request_id: str
     computed_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFailed(Event):
+    """A step failed and its ``num_reqs`` requests ended with an error; the engine goes on.
+
+    ``num_in_a_row`` counts failed steps since the last whose tokens were read.
+    """
+
+    error: str
+    num_reqs: int
+    num_in_a_row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineDied(Event):
+    """The engine cannot go on: its ``num_reqs`` requests ended with an error, and no more are taken."""
+
+    error: str
+    num_reqs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverFailed(Event):
+    """Whoever was to take a request's updates raised; the request was aborted."""
+
+    request_id: str
+    error: str

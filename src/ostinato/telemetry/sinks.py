@@ -9,7 +9,17 @@ import logging
 from collections import deque
 from typing import Protocol
 
-from ostinato.telemetry.events import BreaksMissing, CaptureFailed, Event, KeyDropped, ModeResolved
+from ostinato.telemetry.events import (
+    BreaksMissing,
+    CaptureFailed,
+    EngineDied,
+    Event,
+    KeyDropped,
+    KeyQuarantined,
+    ModeResolved,
+    ReceiverFailed,
+    StepFailed,
+)
 
 __all__ = ["EventBus", "LogSink", "MemorySink", "Sink"]
 
@@ -35,13 +45,22 @@ class MemorySink:
 
 
 class LogSink:
-    """Writes what an operator should see once: mode changes and failed captures."""
+    """Writes what an operator should see: mode changes, failed captures, and what requests or the engine died of."""
 
     def emit(self, event: Event) -> None:
         if isinstance(event, CaptureFailed):
             logger.warning("capture of %s failed and was dropped: %s", event.key, event.error)
         elif isinstance(event, KeyDropped):
             logger.info("%s is not captured: %s", event.key, event.reason)
+        elif isinstance(event, KeyQuarantined):
+            logger.error("%s is quarantined (%s): %s; %s", event.key, event.found_by, event.what, event.where)
+        elif isinstance(event, StepFailed):
+            told = (event.num_reqs, event.num_in_a_row, event.error)
+            logger.error("a step of %d requests failed (%d in a row): %s", *told)
+        elif isinstance(event, EngineDied):
+            logger.critical("the engine is dead, %d requests ended: %s", event.num_reqs, event.error)
+        elif isinstance(event, ReceiverFailed):
+            logger.error("request %s was aborted, its receiver raised: %s", event.request_id, event.error)
         elif isinstance(event, BreaksMissing):
             logger.warning("%s has %d breaks, warm-up met %d", event.key, event.got, event.expected)
         elif isinstance(event, ModeResolved) and event.asked not in (event.resolved, "auto"):

@@ -1,4 +1,4 @@
-"""`ostinato generate` and `ostinato demo` with the default model, as a user runs them."""
+"""`ostinato generate`, `ostinato demo` and `ostinato qualify` with the default model, as a user runs them."""
 
 from __future__ import annotations
 
@@ -85,3 +85,10 @@ def test_the_demo_shows_every_runtime_mode_and_equals_eager() -> None:
 )
 def test_what_only_the_machine_or_the_model_can_refuse(options: list[str], code: str) -> None:
     assert run_json("generate", "--prompt", "hi", *options, code=2)["error"]["code"] == code
+
+
+def test_every_graph_does_what_eager_does() -> None:
+    report = run_json("qualify", "--device", "cpu", "--max-num-reqs", "2", "--max-num-tokens", "16")
+    assert report["passed"] and report["bitwise"]
+    assert len(report["keys"]) == 5
+    assert all(key["max_gap"] == 0.0 and key["max_gap_unpadded"] < 1e-3 for key in report["keys"])

@@ -27,6 +27,7 @@ from ostinato.errors import (
     ModelNotFoundError,
     OutOfMemoryError,
     RequestError,
+    RuntimeStateError,
     UnknownNameError,
     UnsupportedArchitectureError,
 )
@@ -562,3 +563,43 @@ def test_threads_share_one_engine(llm: LLM) -> None:
     for thread in threads:
         thread.join()
     assert found == [expected] * 40
+
+
+# --- qualification ----------------------------------------------------------------------------------
+
+
+def test_qualify_leaves_answers_as_they_were(shared: LLMMaker) -> None:
+    engine = shared("full_and_piecewise")
+    before = [output.token_ids for output in engine.generate(GOOD, TEN)]
+    told: list[Any] = []
+    report = engine.qualify(on_key=told.append)
+    assert report.passed and told == report.keys and len(report.keys) == engine.stats()["graphs"]["count"]
+    assert [output.token_ids for output in engine.generate(GOOD, TEN)] == before
+
+
+def test_qualify_needs_an_idle_engine(llm: LLM) -> None:
+    name = llm.add_request([5], TEN)
+    with pytest.raises(RuntimeStateError, match="in progress"):
+        llm.qualify()
+    llm.abort(name)
+    while llm.has_work():
+        llm.step()
+
+
+def test_qualify_without_graphs_and_closed(tiny_dir: Callable[[str], Path]) -> None:
+    engine = LLM(str(tiny_dir("llama")), mode="none", **SETTINGS)
+    assert engine.qualify().keys == []
+    engine.close()
+    with pytest.raises(ClosedError):
+        engine.qualify()
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_shadows_change_no_answer(tiny_dir: Callable[[str], Path], shared: LLMMaker, overlap: bool) -> None:
+    sampled = SamplingParams(max_tokens=10, ignore_eos=True, temperature=1.0, seed=7)
+    params = [TEN, sampled, TEN, sampled]
+    expected = [output.token_ids for output in shared("auto").generate(GOOD, params)]
+    with LLM(str(tiny_dir("llama")), overlap=overlap, shadow_every=2, **SETTINGS) as engine:
+        assert [output.token_ids for output in engine.generate(GOOD, params)] == expected
+        assert "QUARANTINED" not in engine.stats()["dispatch"]["by_reason"]
+        assert engine._require_open().graphed._shadow.num_compared >= 4  # type: ignore[union-attr]

@@ -2,8 +2,8 @@
 
 Each batch has a random history; every slot that it neither reads nor writes holds NaN or large garbage, so that
 whoever reads one shows it, and a write to one is found by its bytes. Slot 0 of the null page alone is spared: padded
-rows write there. A large cache is watched in its first pages only, where all of these batches live. Called by
-`LLM.qualify`.
+rows write there. All batches live in the first pages of a large cache; the others are watched by a checksum. Called
+by `LLM.qualify`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ __all__ = ["EngineCases", "qualify_steps"]
 
 _MIXES: Final = (("short contexts", Poison.NAN), ("long contexts", Poison.LARGE))
 _SPARE_PAGES: Final = 8  # of nobody, beside those of the batch
+_MAX_WATCHED_BYTES: Final = 256 << 20  # of cache; each case copies it several times
 _Parts = list[tuple[int, int]]  # (tokens computed before, new tokens) of each request
 
 
@@ -73,9 +74,12 @@ class EngineCases:
         )
         self._seed = seed
         device = executor.graphed.device
-        most = 2 * pages_for(self._max_len, self._page_size) + 4 * limits.max_num_reqs
-        most += pages_for(limits.max_num_batched_tokens, self._page_size) + _SPARE_PAGES
-        self._num_pages = min(executor.num_pages, 1 + most)
+        self._num_pages = executor.num_pages
+        num_bytes = sum(2 * cache.key.numel() * cache.key.element_size() for cache in executor.caches)
+        if num_bytes > _MAX_WATCHED_BYTES:
+            most = 2 * pages_for(self._max_len, self._page_size) + 4 * limits.max_num_reqs + _SPARE_PAGES
+            most += pages_for(limits.max_num_batched_tokens, self._page_size)
+            self._num_pages = min(self._num_pages, 1 + most)
         self._null = torch.zeros(1, dtype=torch.int64, device=device)
 
     def state(self) -> Mapping[str, Tensor]:
@@ -85,6 +89,15 @@ class EngineCases:
             for name, pages in (("keys", cache.key), ("values", cache.value)):
                 found[f"{name} of layer {layer}"] = pages[: self._num_pages].view(-1, *pages.shape[2:])
         return found | {"sampled tokens": self._executor.last_ids}
+
+    def unwritten(self) -> Mapping[str, Tensor]:
+        """See `WatchesMore.unwritten`: the pages of a large cache beyond those of `state`."""
+        return {
+            f"{name} of layer {layer}, from page {self._num_pages} on": pages[self._num_pages :]
+            for layer, cache in enumerate(self._executor.caches)
+            for name, pages in (("keys", cache.key), ("values", cache.value))
+            if self._num_pages < cache.num_pages
+        }
 
     def of(self, key: GraphKey) -> Iterator[Case]:
         """See `QualificationCases.of`."""
@@ -147,15 +160,21 @@ class EngineCases:
                 if is_full
                 else live_metadata(batch, slots, page_size=self._page_size)
             )
-            self._executor.enter_step(metadata, is_full=is_full)
+            self._executor.enter_step(key, metadata)
 
         def alone() -> Any:
             views = self._graphed.buffers.views(sizes)
             live = {name: views[name][: self._rows(name, batch)].clone() for name in views}
             self._plan(batch, live["block_tables"].cpu(), None)
             metadata = live_metadata(batch, live, page_size=self._page_size)
-            self._executor.enter_step(metadata, is_full=is_full)
+            self._executor.enter_step(key, metadata)
             return self._executor.forward(**live)
+
+        def repad() -> None:
+            random = torch.Generator().manual_seed(self._seed)
+            for name, most in (("input_ids", self._vocab_size), ("positions", self._max_len)):
+                tail = self._graphed.buffers.views(sizes)[name][num_tokens:]
+                tail.copy_(torch.randint(most, tail.shape, generator=random))
 
         return Case(
             name=f"{num_tokens} of {key.num_tokens} rows, {num_reqs} requests, {kind}, padding {poison.value}",
@@ -163,6 +182,7 @@ class EngineCases:
             fill=fill,
             cut=lambda outputs: outputs[: num_reqs if is_full else num_tokens],
             exact=alone if is_padded else None,
+            repad=repad if num_tokens < key.num_tokens else None,
             poison=poison,
             kind=kind,
             writes=writes,

@@ -5,26 +5,48 @@ Called by the runtime on one replayed step in ``shadow_every``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
-from ostinato.engine.attention import get_forward_context
+from ostinato.engine.attention import AttentionMetadata, get_forward_context
 from ostinato.engine.execution.step_context import graph_metadata
-from ostinato.runtime import GraphKey, LiveBatch, RuntimeMode
+from ostinato.engine.kvcache import LayerCache
+from ostinato.runtime import Graphed, GraphKey, LiveBatch, RuntimeMode
 
-if TYPE_CHECKING:
-    from ostinato.engine.execution.executor import Executor
+__all__ = ["EngineShadow", "Steps"]
 
-__all__ = ["EngineShadow"]
+
+class Steps(Protocol):
+    """What is needed of `Executor`."""
+
+    graphed: Graphed
+
+    @property
+    def caches(self) -> Sequence[LayerCache]:
+        """The KV cache of each layer."""
+        ...
+
+    @property
+    def last_ids(self) -> Tensor:
+        """[max_num_reqs + 1] int64, sampled tokens."""
+        ...
+
+    def enter_step(self, key: GraphKey, metadata: AttentionMetadata) -> None:
+        """Make this thread's forward that of ``key``."""
+        ...
+
+    def leave_step(self) -> None:
+        """Undo it."""
+        ...
 
 
 class EngineShadow:
     """`ShadowOwner` of an executor."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Steps) -> None:
         self._executor = executor
 
     def written(self, key: GraphKey, live: LiveBatch) -> Mapping[str, tuple[Tensor, Tensor | None]]:
@@ -44,16 +66,15 @@ class EngineShadow:
     def resume(self, key: GraphKey) -> Callable[[], AbstractContextManager[None]]:
         """The metadata of the step that runs now; its tensors lie in the static buffers."""
         executor = self._executor
-        is_full = key.runtime_mode is RuntimeMode.FULL
-        if is_full:
+        if key.runtime_mode is RuntimeMode.FULL:
             slots = executor.graphed.buffers.views(executor.graphed.key_sizes(key))
-            metadata = graph_metadata(key, slots, page_size=executor.limits.page_size)
+            metadata = graph_metadata(key, slots, page_size=executor.caches[0].page_size)
         else:
             metadata = get_forward_context().metadata
 
         @contextmanager
         def entered() -> Iterator[None]:
-            executor.enter_step(metadata, is_full=is_full)
+            executor.enter_step(key, metadata)
             try:
                 yield
             finally:

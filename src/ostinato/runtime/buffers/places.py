@@ -75,11 +75,11 @@ def _of_value(name: str, value: Any, get: Callable[[], Any]) -> Iterator[Place]:
         yield from _of_module("" if name == "state" else name, value)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _of_value(f"{name}[{key!r}]", item, functools.partial(value.get, key))
+            yield from _of_value(f"{name}[{key!r}]", item, functools.partial(_entry, get, key))
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             if isinstance(item, torch.Tensor | torch.nn.Module):
-                yield from _of_value(f"{name}[{index}]", item, functools.partial(_item, value, index))
+                yield from _of_value(f"{name}[{index}]", item, functools.partial(_item, get, index))
 
 
 def _of_module(name: str, root: torch.nn.Module) -> Iterator[Place]:
@@ -100,6 +100,10 @@ def _of_module(name: str, root: torch.nn.Module) -> Iterator[Place]:
                         tensor,
                         is_registered=kind != "__dict__",
                     )
+                elif kind == "__dict__" and isinstance(tensor, Mapping | list | tuple) and key not in _MODULES_OWN:
+                    get = functools.partial(_in_module, root, path, kind, key)
+                    for place in _of_value(f"{prefix}.{key}" if prefix else key, _tensors_alone(tensor), get):
+                        yield place
 
 
 def _in_module(root: torch.nn.Module, path: tuple[str, ...], kind: str, key: str) -> Any:
@@ -117,8 +121,15 @@ def _in_cell(cell: types.CellType) -> Any:
         return None
 
 
-def _item(values: list[Any] | tuple[Any, ...], index: int) -> Any:
-    return values[index] if index < len(values) else None
+def _entry(get: Callable[[], Any], key: Any) -> Any:
+    """What a mapping, found anew, has under ``key``: it may have been replaced too."""
+    mapping = get()
+    return mapping.get(key) if isinstance(mapping, Mapping) else None
+
+
+def _item(get: Callable[[], Any], index: int) -> Any:
+    values = get()
+    return values[index] if isinstance(values, list | tuple) and index < len(values) else None
 
 
 def _constant(value: Any) -> Callable[[], Any]:

@@ -1,8 +1,18 @@
 """The only talk with the device about graphs: one Protocol, a CUDA and a simulated implementation."""
 
-from ostinato.runtime.capture.backend import CaptureBackend, CapturedGraph, PoolMemory
+from ostinato.runtime.capture.backend import BakedCall, CaptureBackend, CapturedGraph, GraphStep, PoolMemory
 from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.select import BACKENDS, select_backend
 
-__all__ = ["BACKENDS", "CaptureBackend", "CaptureGate", "CapturedGraph", "External", "PoolMemory", "select_backend"]
+__all__ = [
+    "BACKENDS",
+    "BakedCall",
+    "CaptureBackend",
+    "CaptureGate",
+    "CapturedGraph",
+    "External",
+    "GraphStep",
+    "PoolMemory",
+    "select_backend",
+]

@@ -6,15 +6,16 @@ variants of `cuda`; nothing here forbids them. Runners use this Protocol and nev
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
 from ostinato.runtime.capture.externals import External
 
-__all__ = ["CaptureBackend", "CapturedGraph", "PoolMemory"]
+__all__ = ["BakedCall", "CaptureBackend", "CapturedGraph", "GraphStep", "PoolMemory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,26 @@ class PoolMemory:
     """What the pool holds, whether a graph uses it or not."""
     num_graphs: int
     """Graphs captured into the pool and still open."""
+
+
+@dataclass(frozen=True, slots=True)
+class BakedCall:
+    """One op or kernel of a segment with the host values that the capture has frozen in it."""
+
+    op: str
+    values: tuple[tuple[str, Any], ...]
+    """``(argument, value)``: numbers, strings and layouts of a recorded op; launch sizes and parameter words of a
+    kernel. Addresses of memory that the graph itself owns are left out: they mean nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStep:
+    """One recorded call that can be replayed alone, in its turn."""
+
+    op: str
+    run: Callable[[], Any]
+    written: tuple[torch.Tensor, ...]
+    """What the call leaves, to be read before the next one runs."""
 
 
 class CapturedGraph(Protocol):
@@ -39,6 +60,14 @@ class CapturedGraph(Protocol):
 
     def nodes(self) -> list[str]:
         """Names of the nodes: kernels, or recorded ops when simulated."""
+        ...
+
+    def baked(self) -> list[BakedCall]:
+        """The host values in the graph, in the order of its work; empty where the device does not tell them."""
+        ...
+
+    def steps(self) -> list[GraphStep] | None:
+        """The calls one by one, for finding the one that goes wrong; None where a graph cannot be taken apart."""
         ...
 
     def close(self) -> None:

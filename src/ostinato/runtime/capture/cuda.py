@@ -20,7 +20,8 @@ import torch
 
 from ostinato.errors import CaptureError, ClosedError, DeviceUnavailableError, HostSyncError, NestedCaptureError
 from ostinato.runtime.breaks import recording
-from ostinato.runtime.capture.backend import CapturedGraph, PoolMemory
+from ostinato.runtime.capture.backend import BakedCall, CapturedGraph, GraphStep, PoolMemory
+from ostinato.runtime.capture.cuda_baked import baked_calls
 from ostinato.runtime.capture.cuda_driver import count_nodes, node_names
 from ostinato.runtime.capture.externals import External, ExternalLog
 from ostinato.runtime.capture.gate import CaptureGate
@@ -114,6 +115,14 @@ class CudaGraph:
     def nodes(self) -> list[str]:
         """Kernel names, or kinds of other nodes, in the driver's order."""
         return [] if self._opened is None else node_names(self._opened.graph.raw_cuda_graph())
+
+    def baked(self) -> list[BakedCall]:
+        """See `CapturedGraph.baked`."""
+        return [] if self._opened is None else baked_calls(self._opened.graph.raw_cuda_graph())
+
+    def steps(self) -> list[GraphStep] | None:
+        """See `CapturedGraph.steps`: an executable is launched whole."""
+        return None
 
     def close(self) -> None:
         """Destroy the executable and give its pool reference back."""

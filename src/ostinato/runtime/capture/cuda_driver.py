@@ -10,7 +10,7 @@ import functools
 
 from ostinato.errors import CaptureError
 
-__all__ = ["count_nodes", "node_names"]
+__all__ = ["count_nodes", "describe_node", "driver", "graph_nodes", "kernel_params", "node_names"]
 
 # CUgraphNodeType, cuda.h
 _NODE_TYPES = {
@@ -41,42 +41,60 @@ class _KernelNodeParams(ctypes.Structure):
 
 
 @functools.cache
-def _driver() -> ctypes.CDLL:
+def driver() -> ctypes.CDLL:
+    """The driver library."""
     return ctypes.CDLL("libcuda.so.1")
 
 
 def count_nodes(graph: int) -> int:
     """Nodes of the CUgraph at address ``graph``."""
     count = ctypes.c_size_t(0)
-    _check(_driver().cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)))
+    _check(driver().cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)))
     return count.value
 
 
 def node_names(graph: int) -> list[str]:
     """Kernel names, or kinds of other nodes, in the driver's order."""
+    return [describe_node(node) for node in graph_nodes(graph)]
+
+
+def graph_nodes(graph: int) -> list[int | None]:
+    """Handles of the nodes, in the driver's order."""
     count = ctypes.c_size_t(count_nodes(graph))
     nodes = (ctypes.c_void_p * count.value)()
     if count.value:
-        _check(_driver().cuGraphGetNodes(ctypes.c_void_p(graph), nodes, ctypes.byref(count)))
-    return [_name(node) for node in nodes]
+        _check(driver().cuGraphGetNodes(ctypes.c_void_p(graph), nodes, ctypes.byref(count)))
+    return list(nodes)
 
 
-def _name(node: int | None) -> str:
+def describe_node(node: int | None) -> str:
+    """A kernel's name, or the kind of another node."""
     kind = ctypes.c_int(-1)
-    _check(_driver().cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)))
+    _check(driver().cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)))
     label = _NODE_TYPES.get(kind.value, f"node type {kind.value}")
     return _kernel_name(node) or label if label == "kernel" else label
 
 
+def kernel_params(node: int | None) -> _KernelNodeParams | None:
+    """Launch sizes and parameters of a kernel node, None for another node. They belong to the graph."""
+    kind = ctypes.c_int(-1)
+    _check(driver().cuGraphNodeGetType(ctypes.c_void_p(node), ctypes.byref(kind)))
+    params = _KernelNodeParams()
+    if _NODE_TYPES.get(kind.value) != "kernel":
+        return None
+    if driver().cuGraphKernelNodeGetParams_v2(ctypes.c_void_p(node), ctypes.byref(params)) != 0:
+        return None
+    return params
+
+
 def _kernel_name(node: int | None) -> str | None:
     """The kernel's symbol, or None where this driver does not tell (cuFuncGetName came with CUDA 12.3)."""
-    params = _KernelNodeParams()
-    driver = _driver()
-    if driver.cuGraphKernelNodeGetParams_v2(ctypes.c_void_p(node), ctypes.byref(params)) != 0:
+    params = kernel_params(node)
+    if params is None:
         return None
     name = ctypes.c_char_p()
     for getter, handle in (("cuFuncGetName", params.func), ("cuKernelGetName", params.kern)):
-        call = getattr(driver, getter, None)
+        call = getattr(driver(), getter, None)
         if handle and call is not None and call(ctypes.byref(name), ctypes.c_void_p(handle)) == 0 and name.value:
             return name.value.decode(errors="replace")
     return None

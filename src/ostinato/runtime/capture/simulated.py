@@ -17,13 +17,14 @@ import torch
 
 from ostinato.errors import CaptureError, ClosedError, NestedCaptureError
 from ostinato.runtime.breaks import recording
-from ostinato.runtime.capture.backend import CapturedGraph, PoolMemory
+from ostinato.runtime.capture.backend import BakedCall, CapturedGraph, GraphStep, PoolMemory
 from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.gate import CaptureGate
+from ostinato.runtime.capture.simulated_baked import baked_call, baked_constant
 from ostinato.runtime.capture.simulated_memory import Block, ExternalMemory, SimulatedPool, poison
 from ostinato.runtime.capture.watch import FunctionWatch, OpWatch
 from ostinato.runtime.nest import map_tensors, tensors
-from ostinato.runtime.ops import UNINITIALISED_OPS, op_name
+from ostinato.runtime.ops import UNINITIALISED_OPS, op_name, written_tensors
 from ostinato.runtime.ops.out_variants import find_out_variant
 
 __all__ = ["SimulatedBackend", "SimulatedGraph"]
@@ -38,6 +39,10 @@ class _Recording:
     calls: list[Callable[[], Any]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     """The op of each call."""
+    written: list[tuple[torch.Tensor, ...]] = field(default_factory=list)
+    """What each call leaves, as the recording sees it."""
+    baked: list[BakedCall] = field(default_factory=list)
+    """Every op, views and constants too, with what it took from the host."""
     externals: dict[int, ExternalMemory] = field(default_factory=dict)
     blocks: set[Block] = field(default_factory=set)
 
@@ -51,14 +56,13 @@ class SimulatedGraph:
         self._blocks = recording.blocks  # keeps the memory of the calls alive
         self._on_close: Callable[[], None] | None = on_close
         self._names = recording.names
+        self._written = recording.written
+        self._baked = recording.baked
         self.num_nodes = len(recording.calls)
 
     def replay(self) -> None:
         """Make the recorded calls again, in order, into the recorded storages."""
-        if self._on_close is None:
-            raise ClosedError("this graph was closed", fix="capture again, or keep the owner open while replaying")
-        for external in self._externals:
-            external.poison_if_dead()
+        self._begin_replay()
         with torch.inference_mode():  # what was captured in inference mode can be written in it alone
             for call in self._calls:
                 call()
@@ -67,12 +71,28 @@ class SimulatedGraph:
         """The recorded ops, in order."""
         return list(self._names)
 
+    def baked(self) -> list[BakedCall]:
+        """See `CapturedGraph.baked`."""
+        return list(self._baked)
+
+    def steps(self) -> list[GraphStep]:
+        """See `CapturedGraph.steps`."""
+        self._begin_replay()
+        return [GraphStep(*step) for step in zip(self._names, self._calls, self._written, strict=True)]
+
     def close(self) -> None:
         """Drop the calls and the memory they pin."""
         if self._on_close is not None:
             on_close, self._on_close = self._on_close, None
             self._calls, self._externals, self._blocks = [], [], set()
+            self._names, self._written, self._baked = [], [], []
             on_close()
+
+    def _begin_replay(self) -> None:
+        if self._on_close is None:
+            raise ClosedError("this graph was closed", fix="capture again, or keep the owner open while replaying")
+        for external in self._externals:
+            external.poison_if_dead()
 
 
 class _Recorder(OpWatch):
@@ -93,12 +113,14 @@ class _Recorder(OpWatch):
             # torch.tensor(...) on the host: a GPU bakes the value into kernel parameters, so it never dies.
             for tensor in tensors(result):
                 self._external(tensor, is_constant=True)
+            self.recording.baked.append(baked_constant(name, result))
             return result
         is_mutable = func._schema.is_mutable
         inputs = {t.untyped_storage()._cdata for t in tensors((args, kwargs))}
         for tensor in tensors((args, kwargs)):
             self.note_use(tensor, name)
         recorded_args, recorded_kwargs = map_tensors((args, kwargs), self._recorded)
+        self.recording.baked.append(baked_call(func, args, kwargs))
         fresh: list[tuple[int, torch.Tensor]] = []  # position among the results, where the recording writes it
         position = -1
 
@@ -118,6 +140,8 @@ class _Recorder(OpWatch):
         elif fresh or is_mutable:
             self.recording.calls.append(_make_call(func, recorded_args, recorded_kwargs, fresh))
             self.recording.names.append(name)
+            written = written_tensors(func, recorded_args, recorded_kwargs) if is_mutable else ()
+            self.recording.written.append((*(recorded for _, recorded in fresh), *written))
         return handed
 
     def note_use(self, tensor: torch.Tensor, by: str) -> None:

@@ -19,7 +19,7 @@ from ostinato.runtime.doctor.frames import Stack, frames_of_error
 from ostinato.runtime.doctor.probe import call_target
 from ostinato.runtime.keys import GraphKey, Partition, RuntimeMode
 from ostinato.runtime.nest import map_tensors, tensors
-from ostinato.runtime.runners import BoundCall, BreakableRunner, CapturedPlan, FullRunner, Runner
+from ostinato.runtime.runners import BoundCall, BreakableRunner, CapturedPlan, FullRunner, Runner, find_gap
 
 __all__ = ["MODES", "Example", "TrialFailure", "try_mode"]
 
@@ -147,18 +147,9 @@ def _replayed(plan: CapturedPlan, example: Example, args: Any, kwargs: Any, *, c
         if not compares:
             continue
         expected = list(tensors(example.fn(*other_args, **other_kwargs)))
-        if len(got) != len(expected) or not all(_close(a, b) for a, b in zip(got, expected, strict=True)):
+        if find_gap(expected, got, is_exact=False)[0] is not None:
             return "different"
     return "equal" if compares else "not checked"
-
-
-def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not a.dtype.is_floating_point:
-        return torch.equal(a, b)
-    tolerance = 1e-4 if a.dtype in (torch.float32, torch.float64) else 3e-2
-    return torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def _outcome(plan: CapturedPlan, replay: str, with_breaks: bool, warnings: tuple[str, ...]) -> ModeOutcome:

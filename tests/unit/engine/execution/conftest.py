@@ -209,9 +209,9 @@ def eager_forward(executor: Executor, batch: ScheduledBatch, decision: Decision)
 class Serving:
     """A scheduler in front of an executor, greedy, checking the cache after every step."""
 
-    def __init__(self, executor: Executor, *, kv_pages: int | None = None) -> None:
+    def __init__(self, executor: Executor, *, kv_pages: int | None = None, **settings: int) -> None:
         self.executor = executor
-        config = SETTINGS
+        config = {**SETTINGS, **settings}
         self.allocator = PageAllocator(kv_pages or executor.num_pages, config["page_size"])
         self.scheduler = Scheduler(
             max_num_reqs=config["max_num_reqs"],

@@ -111,3 +111,36 @@ def test_a_mode_that_user_code_pushes_does_not_hide_ops(backend):
     x.fill_(9.0)
     graph.replay()
     assert y.tolist() == [10.0] * 4
+
+
+def test_steps_are_the_replay_taken_apart(backend):
+    x, total = torch.full((4,), 2.0), torch.zeros(4)
+
+    def fn():
+        y = x.view(2, 2) * 3
+        total.add_(y.view(4))
+        return y.exp()
+
+    graph, out = record(backend, fn)
+    total.zero_()
+    x.fill_(1.0)
+    steps = graph.steps()
+    assert [step.op for step in steps] == graph.nodes() == ["aten::mul", "aten::add_", "aten::exp"]
+    seen = []
+    for step in steps:
+        step.run()
+        seen.append([t.flatten()[0].item() for t in step.written])
+    assert seen == [[3.0], [3.0], [pytest.approx(math.exp(3))]]
+    assert out[0, 0].item() == pytest.approx(math.exp(3)) and total[0].item() == 3.0
+
+
+def test_what_a_recording_has_frozen(backend):
+    x = torch.ones(4, 2)
+    graph, _ = record(backend, lambda: x[1:3].mul(5) + torch.tensor([7.0, 8.0]))
+    calls = {call.op: dict(call.values) for call in graph.baked()}
+    assert calls["aten::slice"]["start"] == 1 and calls["aten::slice"]["end"] == 3
+    assert calls["aten::mul"]["layout of self"] == ((2, 2), (2, 1), 2)
+    assert calls["aten::mul"]["other"] == 5
+    assert any(call.values == (("data", [7.0, 8.0]),) for call in graph.baked())
+    graph.close()
+    assert graph.baked() == []

@@ -1,0 +1,108 @@
+"""`ostinato qualify`: a table and JSON of a real tiny model, exit codes, and bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ostinato.engine.attention import torch_backend
+from ostinato.testing.tiny_models import write_tiny_model
+
+Command = Callable[..., int]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder: Path = write_tiny_model(tmp_path_factory.mktemp("tiny"), has_weights=False, has_tokenizer=False)
+    sizes = ["--max-num-reqs", "2", "--max-num-tokens", "4", "--max-model-len", "32"]
+    return ["qualify", "--model", str(folder), "--load-format", "dummy", "--device", "cpu", *sizes]
+
+
+@pytest.fixture
+def spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention over nothing is NaN, and a scale over all rows spreads it."""
+    attend = torch_backend.TorchAttention.attend
+
+    def careless(self: Any, q: Any, out: torch.Tensor, cache: Any, metadata: Any, scale: float) -> None:
+        attend(self, q, out, cache, metadata, scale)
+        if metadata.uniform_query_len is not None:
+            out.masked_fill_((metadata.seq_lens == 0)[:, None, None], float("nan"))
+            out.mul_(out.abs().amax() / out.abs().amax())
+
+    monkeypatch.setattr(torch_backend.TorchAttention, "attend", careless)
+
+
+def test_all_pass(ostinato_command: Command, capsys: Capture, options: list[str]) -> None:
+    assert ostinato_command(*options) == 0
+    out, err = capsys.readouterr()
+    assert "all 3 keys pass" in out and "bit for bit" in out
+    assert "pass  PIECEWISE tokens=4" in err, "keys are told as they are done"
+
+
+def test_json_is_one_object(ostinato_command: Command, capsys: Capture, options: list[str]) -> None:
+    assert ostinato_command(*options, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["passed"], report["backend"], report["bitwise"]) == (True, "simulated", True)
+    assert report["model"] == options[2]
+    assert [key["key"].split()[0] for key in report["keys"]] == ["PIECEWISE", "FULL", "FULL"]
+    for key in report["keys"]:
+        assert key["passed"] and key["cases"] >= 2 and key["max_gap"] == 0.0 and key["state_tensors"] == 5
+
+
+def test_a_quarantined_key_is_told(
+    ostinato_command: Command, capsys: Capture, options: list[str], spoiled: None
+) -> None:
+    assert ostinato_command(*options) == 1
+    out, _ = capsys.readouterr()
+    assert "1 of 3 keys quarantined" in out
+    assert "FULL tokens=2 reqs=2 query_len=1 kv_tier=32: PADDING_LEAKS: live output" in out
+    assert ostinato_command(*options, "--json") == 1
+    report = json.loads(capsys.readouterr().out)
+    assert [key["passed"] for key in report["keys"]] == [True, False, True]
+
+
+def test_no_graphs(ostinato_command: Command, capsys: Capture, options: list[str]) -> None:
+    assert ostinato_command(*options, "--mode", "none") == 0
+    assert "mode none has no graphs here: see `ostinato explain`" in capsys.readouterr().out
+
+
+def test_every_option_reaches_the_engine(ostinato_command: Command, fake_llm: Any, monkeypatch: Any) -> None:
+    class Report:
+        passed = True
+
+        def to_dict(self) -> dict[str, Any]:
+            return {}
+
+    monkeypatch.setattr(fake_llm, "qualify", lambda self, on_key: Report(), raising=False)
+    args = "--model m --mode piecewise --partition fx --compile inductor --device cpu --dtype float32 --attention torch"
+    assert ostinato_command("qualify", *args.split(), "--seed", "3", "--json") == 0
+    (config,) = [llm.config for llm in fake_llm.opened]
+    assert (config.model, config.mode, config.partition, config.compile) == ("m", "piecewise", "fx", "inductor")
+    assert (config.device, config.dtype, config.attention, config.seed) == ("cpu", "float32", "torch", 3)
+    assert (config.max_num_reqs, config.max_num_batched_tokens, config.max_model_len) == (4, 32, 512)
+
+
+@pytest.mark.parametrize(
+    ("extra", "words"),
+    [
+        (["--mode", "piecewize"], "did you mean 'piecewise'"),
+        (["--max-num-reqs", "0"], "must be an integer >= 1"),
+        (["--max-num-reqs", "8", "--max-num-tokens", "4"], "max_num_reqs"),
+        (["--max-model-len", "100000"], "max_model_len"),
+        (["--seed", "-1"], "seed"),
+        (["--no-such-option"], ""),
+        (["stray"], ""),
+    ],
+)
+def test_bad_input(
+    ostinato_command: Command, capsys: Capture, options: list[str], extra: list[str], words: str
+) -> None:
+    assert ostinato_command(*options, *extra) == 2
+    out, err = capsys.readouterr()
+    assert words in out + err and "Traceback" not in err

@@ -1,0 +1,114 @@
+"""`shadow_every`: one replayed step in K runs eagerly too, between steps, and a difference quarantines."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ostinato.errors import ConfigError
+from ostinato.runtime import GraphConfig, Graphed, Reason
+from ostinato.telemetry import KeyQuarantined, MemorySink
+
+ROWS = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+
+
+def opened(fn, *, every: int, sink: MemorySink | None = None) -> Graphed:
+    config = GraphConfig(sizes=(4,), shadow_every=every)
+    graphed = Graphed(fn, example=(ROWS,), config=config, sinks=[sink] if sink else [])
+    graphed.warm_up()
+    graphed.capture()
+    return graphed
+
+
+def test_one_step_in_so_many_runs_again_before_the_next():
+    calls = []
+
+    def fn(x):
+        calls.append(x.shape[0])
+        return x * 2
+
+    with opened(fn, every=3) as graphed:
+        calls.clear()
+        for step in range(1, 8):
+            assert torch.equal(graphed(ROWS), ROWS * 2)
+            assert len(calls) == (step - 1) // 3, "a step's own call does not wait for its shadow"
+        graphed.finish_shadow()
+        assert len(calls) == 2, "the seventh step is none of those"
+        assert set(calls) == {4}
+
+
+def test_sound_steps_with_state_pass_and_leave_no_trace():
+    total = torch.zeros(8)
+
+    def fn(x):
+        total.add_(x[0])
+        return x + total
+
+    sink = MemorySink()
+    with opened(fn, every=1, sink=sink) as graphed:
+        total.zero_()
+        expected = torch.zeros(8)
+        for rows in (4, 3, 1, 4):
+            expected += ROWS[0]
+            assert torch.equal(graphed(ROWS[:rows]), ROWS[:rows] + expected)
+        graphed.finish_shadow()
+        assert torch.equal(total, expected), "the eager run counts for nothing"
+        assert not [e for e in sink.events if isinstance(e, KeyQuarantined)]
+
+
+def test_random_steps_pass():
+    sink = MemorySink()
+    with opened(torch.nn.functional.dropout, every=1, sink=sink) as graphed:
+        graphed(ROWS)
+        random = torch.get_rng_state()
+        graphed.finish_shadow()
+        assert torch.equal(torch.get_rng_state(), random)
+        assert graphed.explain(ROWS).reason is Reason.EXACT
+
+
+def test_a_frozen_number_is_found_while_serving():
+    holder = SimpleNamespace(value=2)
+    sink = MemorySink()
+    with opened(lambda x: x * holder.value, every=2, sink=sink) as graphed:
+        for _ in range(4):
+            graphed(ROWS)
+        assert graphed.explain(ROWS).reason is Reason.EXACT
+        holder.value = 3
+        graphed(ROWS)  # finishes the shadow of step 4, which was computed with 2: only eager sees the change
+        (event,) = [e for e in sink.events if isinstance(e, KeyQuarantined)]
+        assert (event.key, event.found_by, event.where) == ("FULL tokens=4", "shadow", "live output")
+        assert graphed.explain(ROWS).reason is Reason.QUARANTINED
+        assert torch.equal(graphed(ROWS), ROWS * 3)
+
+
+def test_a_wrong_write_is_found_while_serving():
+    written = torch.zeros(4)
+    holder = SimpleNamespace(at=0)
+
+    def fn(x):
+        written[holder.at : holder.at + 1] = x[:1, 0]
+        return x * 2
+
+    sink = MemorySink()
+    with opened(fn, every=1, sink=sink) as graphed:
+        holder.at = 2
+        graphed(ROWS)
+        graphed.finish_shadow()
+        (event,) = [e for e in sink.events if isinstance(e, KeyQuarantined)]
+        assert event.where == "state written"
+
+
+def test_release_drops_what_was_kept():
+    with opened(lambda x: x + 1, every=1) as graphed:
+        graphed(ROWS)
+        graphed.release()
+        graphed.finish_shadow()
+        graphed(ROWS)
+
+
+@pytest.mark.parametrize("every", [-1, 2.5, True])
+def test_bad_periods(every):
+    with pytest.raises(ConfigError, match="shadow_every"):
+        GraphConfig(shadow_every=every)
