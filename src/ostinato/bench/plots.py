@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["draw", "has_matplotlib"]
+__all__ = ["draw", "draw_traffic", "has_matplotlib"]
 
 # bench -> (x, y, what tells lines apart, is the y axis logarithmic)
 _LINES: Final[dict[str, tuple[str, str, tuple[str, ...], bool]]] = {
@@ -92,3 +92,29 @@ def _bars(axes: Any, document: Mapping[str, Any]) -> None:
         axes.barh(modes, widths, left=left, label=stage)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     axes.set_xlabel("seconds from process start")
+
+
+def draw_traffic(traffic: Mapping[str, Mapping[int, int]], plan: Mapping[str, Any], path: Path) -> None:
+    """Write how often steps of each size occur, and the planned buckets, as a PNG file.
+
+    Args:
+        traffic: kind of step -> size -> steps.
+        plan: of `ostinato.runtime.plan_traffic`.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    kinds = [kind for kind in ("decode", "mixed") if plan[kind] is not None]
+    figure = Figure(figsize=(8, 3.5 * len(kinds)), layout="constrained")
+    for axes, kind in zip(figure.subplots(len(kinds), squeeze=False)[:, 0], kinds, strict=True):
+        counts, sizes = traffic[kind], plan[kind]["sizes"]
+        axes.bar(list(counts), list(counts.values()), width=1.0, label="steps")
+        for size in sizes:
+            axes.axvline(size, color="tab:orange", linewidth=0.8)
+        axes.set_xlabel("requests" if kind == "decode" else "tokens")
+        axes.set_ylabel("steps")
+        axes.set_yscale("log")
+        axes.set_title(f"{kind}: {len(sizes)} buckets, {plan[kind]['pad_percent']:.2f} % padding")
+    figure.savefig(path, dpi=150, format="png")

@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "explain": "Show which graphs a mode gives here, and why.",
     "generate": "Generate text from prompts, and say how the steps were run.",
     "inspect": "Show what a captured graph consists of.",
+    "plan": "Choose the sizes to capture for a traffic.",
     "qualify": "Compare every graph of a model with eager, on padded and poisoned batches.",
 }
 

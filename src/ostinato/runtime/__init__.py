@@ -11,13 +11,14 @@ from ostinato._lazy import lazy_names
 
 if TYPE_CHECKING:
     from ostinato.runtime.breaks import break_graph, graph_break, jit_mark
-    from ostinato.runtime.buffers import Slot, Tail
+    from ostinato.runtime.buffers import Slot, Tail, Workspace
     from ostinato.runtime.config import GraphConfig
-    from ostinato.runtime.dispatch import Decision, ModeRequest, Reason, ResolvedMode, resolve_mode
+    from ostinato.runtime.dispatch import Decision, ModeRequest, Reason, ResolvedMode, agree_on, resolve_mode
     from ostinato.runtime.doctor import Diagnosis, ModeOutcome, OpFinding, SuggestedBreak, diagnose
     from ostinato.runtime.graphed import Graphed
     from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch, Mode, Partition, RuntimeMode, Veto
     from ostinato.runtime.opaque import opaque_op
+    from ostinato.runtime.planning import CostCurve, GraphPrice, TrafficHistogram, plan_traffic
     from ostinato.runtime.qualify import (
         Case,
         Culprit,
@@ -37,6 +38,7 @@ __all__ = [
     "CaptureSupport",
     "Case",
     "Compiler",
+    "CostCurve",
     "Culprit",
     "Decision",
     "Diagnosis",
@@ -44,6 +46,7 @@ __all__ = [
     "FindingKind",
     "GraphConfig",
     "GraphKey",
+    "GraphPrice",
     "Graphed",
     "KeyReport",
     "LiveBatch",
@@ -63,13 +66,17 @@ __all__ = [
     "Slot",
     "SuggestedBreak",
     "Tail",
+    "TrafficHistogram",
     "Veto",
+    "Workspace",
     "Writes",
+    "agree_on",
     "break_graph",
     "diagnose",
     "graph_break",
     "jit_mark",
     "opaque_op",
+    "plan_traffic",
     "resolve_mode",
     "sizes_to_try",
 ]
@@ -78,6 +85,7 @@ _HOMES = {
     "CaptureSupport": "ostinato.runtime.keys",
     "Case": "ostinato.runtime.qualify",
     "Compiler": "ostinato.runtime.keys",
+    "CostCurve": "ostinato.runtime.planning",
     "Culprit": "ostinato.runtime.qualify",
     "Decision": "ostinato.runtime.dispatch",
     "Diagnosis": "ostinato.runtime.doctor",
@@ -85,6 +93,7 @@ _HOMES = {
     "FindingKind": "ostinato.runtime.qualify",
     "GraphConfig": "ostinato.runtime.config",
     "GraphKey": "ostinato.runtime.keys",
+    "GraphPrice": "ostinato.runtime.planning",
     "Graphed": "ostinato.runtime.graphed",
     "KeyReport": "ostinato.runtime.qualify",
     "LiveBatch": "ostinato.runtime.keys",
@@ -104,13 +113,17 @@ _HOMES = {
     "Slot": "ostinato.runtime.buffers",
     "SuggestedBreak": "ostinato.runtime.doctor",
     "Tail": "ostinato.runtime.buffers",
+    "TrafficHistogram": "ostinato.runtime.planning",
     "Veto": "ostinato.runtime.keys",
+    "Workspace": "ostinato.runtime.buffers",
     "Writes": "ostinato.runtime.qualify",
+    "agree_on": "ostinato.runtime.dispatch",
     "break_graph": "ostinato.runtime.breaks",
     "diagnose": "ostinato.runtime.doctor",
     "graph_break": "ostinato.runtime.breaks",
     "jit_mark": "ostinato.runtime.breaks",
     "opaque_op": "ostinato.runtime.opaque",
+    "plan_traffic": "ostinato.runtime.planning",
     "resolve_mode": "ostinato.runtime.dispatch",
     "sizes_to_try": "ostinato.runtime.qualify",
 }

@@ -1,0 +1,170 @@
+"""``ostinato plan``: which sizes to capture for a traffic, what that wastes, and what other engines' ladders would."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ostinato.cli.options import Json
+from ostinato.cli.output import print_json
+from ostinato.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ostinato.runtime import CostCurve, TrafficHistogram
+
+__all__ = ["plan"]
+
+
+def plan(
+    trace: Annotated[
+        Path | None, typer.Option(help="CSV with the columns TIMESTAMP, ContextTokens, GeneratedTokens.")
+    ] = None,
+    histogram: Annotated[
+        Path | None, typer.Option(help='JSON: {"decode": {"29": 1200}, "mixed": {"173": 40}}.')
+    ] = None,
+    max_graphs: Annotated[int, typer.Option(help="Graphs of each kind of step.")] = 16,
+    memory_budget_mib: Annotated[float | None, typer.Option(help="For the graphs of each kind.")] = None,
+    capture_seconds: Annotated[float | None, typer.Option(help="To capture the graphs of each kind.")] = None,
+    graph_mib: Annotated[float, typer.Option(help="Memory of one more graph.")] = 2.0,
+    kv_bytes_per_token: Annotated[int, typer.Option(help="Of the model: prices memory in KV tokens.")] = 0,
+    chunk_tokens: Annotated[int, typer.Option(help="Tokens in one step of the trace's service.")] = 2048,
+    max_num_reqs: Annotated[int, typer.Option(help="Requests that run at once in it.")] = 256,
+    load_factor: Annotated[float, typer.Option(help="3 plays the trace three times as fast.")] = 1.0,
+    cost: Annotated[
+        Path | None, typer.Option(help='JSON: {"hardware": ..., "decode": {"1": ms}, "mixed": {"16": ms}}.')
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the sizes as settings for an engine (JSON).")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Write the traffic and the buckets as a picture (PNG).")] = None,
+    as_json: Json = False,
+) -> None:
+    """Choose bucket sizes for the traffic of a trace or a histogram."""
+    if (trace is None) == (histogram is None):
+        raise ConfigError("give either --trace or --histogram", fix="name one CSV trace or one JSON histogram")
+    if not load_factor > 0:
+        raise ConfigError(f"load_factor is {load_factor:g}", fix="use a number above 0; 1 is the trace as it was")
+    for name, value in (("chunk_tokens", chunk_tokens), ("max_num_reqs", max_num_reqs)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}", fix="use 1 or more")
+    from ostinato.runtime import GraphPrice, plan_traffic
+
+    if histogram is not None:
+        traffic = _histogram(histogram)
+    else:
+        assert trace is not None
+        traffic = _of_trace(trace, chunk_tokens=chunk_tokens, max_num_reqs=max_num_reqs, load_factor=load_factor)
+    document = plan_traffic(
+        traffic,
+        max_graphs=max_graphs,
+        memory_budget_mib=memory_budget_mib,
+        capture_seconds=capture_seconds,
+        price=GraphPrice(mib=graph_mib, kv_bytes_per_token=kv_bytes_per_token),
+        costs=None if cost is None else _costs(cost),
+    )
+    if out is not None:
+        _write(out, json.dumps(_settings(document), indent=2) + "\n")
+    if plot is not None:
+        _draw(traffic, document, plot)
+    if as_json:
+        print_json(document)
+    else:
+        _show(document)
+
+
+def _of_trace(path: Path, *, chunk_tokens: int, max_num_reqs: int, load_factor: float) -> TrafficHistogram:
+    from ostinato.bench.load import read_trace
+    from ostinato.bench.traffic import StepModel, traffic_of
+
+    model = StepModel(chunk_tokens=chunk_tokens, max_num_reqs=max_num_reqs)
+    return traffic_of(read_trace(path, speed=load_factor), model)
+
+
+def _histogram(path: Path) -> TrafficHistogram:
+    from ostinato.runtime import TrafficHistogram
+
+    return TrafficHistogram.from_dict(_read_json(path))
+
+
+def _costs(path: Path) -> dict[str, CostCurve]:
+    from ostinato.runtime import CostCurve
+
+    document = _read_json(path)
+    if not isinstance(document, dict) or not isinstance(document.get("hardware"), str):
+        raise ConfigError(
+            f"{path} does not say where it was measured", fix='write {"hardware": "NVIDIA H200", "decode": {"1": 0.8}}'
+        )
+    here = _gpu_name()
+    if here is not None and here != document["hardware"]:
+        raise ConfigError(
+            f"{path} was measured on {document['hardware']}, and this is {here}",
+            fix="measure here: graphs and padding cost something else on each device",
+            expected=here,
+            got=document["hardware"],
+        )
+    return {kind: CostCurve(document[kind]) for kind in ("decode", "mixed") if kind in document}
+
+
+def _gpu_name() -> str | None:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", fix="name a readable JSON file") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}", fix="mend the file") from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}", fix="name a file that can be written") from error
+
+
+def _settings(document: dict[str, Any]) -> dict[str, list[int]]:
+    """Fields of `EngineConfig`."""
+    names = {"decode": "decode_sizes", "mixed": "token_sizes"}
+    return {name: document[kind]["sizes"] for kind, name in names.items() if document[kind] is not None}
+
+
+def _draw(traffic: TrafficHistogram, document: dict[str, Any], path: Path) -> None:
+    from ostinato.bench.plots import draw_traffic, has_matplotlib
+
+    if not has_matplotlib():
+        typer.echo("no picture: matplotlib is not installed (pip install 'ostinato[bench]')", err=True)
+        return
+    try:
+        draw_traffic({kind: getattr(traffic, kind) for kind in ("decode", "mixed")}, document, path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}", fix="name a file that can be written") from error
+
+
+def _show(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for kind in ("decode", "mixed"):
+        found = document[kind]
+        unit = "requests" if kind == "decode" else "tokens"
+        if found is None:
+            console.print(f"no {kind} steps")
+            continue
+        percentiles = ", ".join(f"{name.upper()} {size}" for name, size in found["percentiles"].items())
+        table = Table("ladder", "graphs", "padding %", "eager %", title_justify="left")
+        table.title = f"{found['steps']} {kind} steps ({unit}: {percentiles})"
+        rows = {"this plan": found, **{name: peer[kind] for name, peer in document["peers"].items() if kind in peer}}
+        for name, row in rows.items():
+            table.add_row(name, str(row["graphs"]), f"{row['pad_percent']:.2f}", f"{row['miss_percent']:.2f}")
+        console.print(table)
+        console.print(f"sizes: {', '.join(map(str, found['sizes']))}", highlight=False, soft_wrap=True)
+        lost = found["kv_tokens_lost"]
+        price = f"about {found['memory_mib']:g} MiB and {found['capture_seconds']:g} s to capture"
+        console.print(price + ("" if lost is None else f", {lost} KV tokens"), highlight=False)

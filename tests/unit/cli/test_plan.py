@@ -1,0 +1,114 @@
+"""`ostinato plan`: tables, JSON, settings and pictures, and every way to get it wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostinato.engine.config import EngineConfig
+
+TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+    f"2023-11-16 18:17:{i // 10:02d}.{i % 10}000000,{20 + 37 * i % 300},{1 + i % 9}\n" for i in range(200)
+)
+
+
+@dataclass
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def run_cli(ostinato_command: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    def run(*args: Any) -> Done:
+        code = ostinato_command(*map(str, args))
+        captured = capsys.readouterr()
+        return Done(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE)
+    return path
+
+
+def test_a_trace_as_json(run_cli: Any, trace: Path) -> None:
+    result = run_cli("plan", "--trace", trace, "--max-graphs", "4", "--json")
+    assert result.code == 0
+    document = json.loads(result.out)
+    assert len(document["decode"]["sizes"]) <= 4 and document["mixed"]["miss_percent"] == 0
+    assert document["decode"]["percentiles"].keys() == {"p50", "p90", "p99"}
+    assert set(document["peers"]) == {"vllm", "sglang", "tensorrt-llm"}
+
+
+def test_tables_name_the_plan_and_the_others(run_cli: Any, trace: Path) -> None:
+    out = run_cli("plan", "--trace", trace, "--kv-bytes-per-token", "32768").out
+    assert "this plan" in out and "sglang" in out and "sizes: " in out and "KV tokens" in out
+
+
+def test_sizes_are_written_as_an_engines_settings(run_cli: Any, tmp_path: Path) -> None:
+    histogram, out = tmp_path / "h.json", tmp_path / "sizes.json"
+    histogram.write_text('{"decode": {"1": 9, "3": 4}, "mixed": {"16": 2}}')
+    assert run_cli("plan", "--histogram", histogram, "--out", out).code == 0
+    settings = json.loads(out.read_text())
+    assert settings == {"decode_sizes": [1, 3], "token_sizes": [16]}
+    assert EngineConfig(**settings).decode_sizes == (1, 3)
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="needs matplotlib")
+def test_a_picture(run_cli: Any, trace: Path, tmp_path: Path) -> None:
+    assert run_cli("plan", "--trace", trace, "--plot", tmp_path / "plan.png").code == 0
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "either --trace or --histogram"),
+        (["--trace", "TRACE", "--histogram", "TRACE"], "either --trace or --histogram"),
+        (["--trace", "nowhere.csv"], "cannot be read"),
+        (["--trace", "TRACE", "--load-factor", "0"], "load_factor is 0"),
+        (["--trace", "TRACE", "--chunk-tokens", "0"], "chunk_tokens is 0"),
+        (["--trace", "TRACE", "--max-graphs", "0"], "max_graphs of 0 allows no graph"),
+        (["--trace", "TRACE", "--memory-budget-mib", "0"], "memory_budget_mib of 0 allows no graph"),
+        (["--histogram", "TRACE"], "is not JSON"),
+        (["--trace", "TRACE", "--cost", "TRACE"], "is not JSON"),
+        (["--trace", "TRACE", "--out", "/nonexistent/sizes.json"], "cannot be written"),
+    ],
+)
+def test_bad_input(run_cli: Any, trace: Path, arguments: list[str], message: str) -> None:
+    result = run_cli("plan", *(str(trace) if a == "TRACE" else a for a in arguments))
+    assert result.code == 2 and message in result.err
+
+
+def test_a_malformed_line_is_named(run_cli: Any, tmp_path: Path) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.1,5,1\n2023-11-16 18:17:04.1,five,1\n"
+    )
+    result = run_cli("plan", "--trace", path)
+    assert result.code == 2 and "line 3" in result.err and "ContextTokens" in result.err
+
+
+def test_costs_of_another_gpu_are_refused(
+    run_cli: Any, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cost.json"
+    path.write_text('{"hardware": "NVIDIA H200", "decode": {"1": 0.8, "64": 1.3}}')
+    monkeypatch.setattr("ostinato.cli.plan._gpu_name", lambda: "NVIDIA L4")
+    result = run_cli("plan", "--trace", trace, "--cost", path)
+    assert result.code == 2 and "measured on NVIDIA H200, and this is NVIDIA L4" in result.err
+    monkeypatch.setattr("ostinato.cli.plan._gpu_name", lambda: "NVIDIA H200")
+    assert run_cli("plan", "--trace", trace, "--cost", path).code == 0
+    path.write_text('{"decode": {"1": 0.8}}')
+    assert "does not say where it was measured" in run_cli("plan", "--trace", trace, "--cost", path).err

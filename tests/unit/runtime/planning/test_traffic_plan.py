@@ -1,0 +1,103 @@
+"""Histograms, cost curves, prices and other engines' ladders, and the plan that is made of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ostinato.errors import ConfigError, UnknownNameError
+from ostinato.runtime import CostCurve, GraphPrice, TrafficHistogram, plan_traffic
+from ostinato.runtime.planning import affordable_graphs, preset_ladder
+
+DOCUMENT = {"decode": {"1": 50, "2": 30, "7": 15, "29": 5}, "mixed": {"173": 40, "512": 2}}
+
+
+def test_a_histogram_comes_back_from_its_document():
+    histogram = TrafficHistogram.from_dict(DOCUMENT)
+    assert histogram.decode == {1: 50, 2: 30, 7: 15, 29: 5}
+    assert histogram.to_dict() == DOCUMENT
+    assert histogram.percentiles("decode") == {"p50": 1, "p90": 7, "p99": 29}
+    assert TrafficHistogram(decode={3: 1}).percentiles("mixed") == {}
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ([], "a histogram is an object"),
+        ({"decode": {"1": 1}, "prefill": {}}, "a histogram is an object"),
+        ({"decode": 3}, "'decode' must map sizes to counts"),
+        ({"decode": {"few": 3}}, "has the size 'few'"),
+        ({"decode": {"0": 3}}, "has 0: 3"),
+        ({"mixed": {"4": -1}}, "has 4: -1"),
+        ({"mixed": {"4": 1.5}}, "has 4: 1.5"),
+        ({"mixed": {"4": 0}}, "has no steps"),
+        ({}, "has no steps"),
+    ],
+)
+def test_bad_histograms(document, message):
+    with pytest.raises(ConfigError, match=message):
+        TrafficHistogram.from_dict(document)
+
+
+def test_a_plan_beside_the_ladders_of_others():
+    found = plan_traffic(
+        TrafficHistogram.from_dict(DOCUMENT), max_graphs=3, price=GraphPrice(mib=4, kv_bytes_per_token=1024)
+    )
+    assert found["decode"]["sizes"][-1] == 29 and len(found["decode"]["sizes"]) == 3
+    assert found["decode"]["miss_percent"] == 0 and found["decode"]["steps"] == 100
+    assert found["decode"]["memory_mib"] == 12 and found["decode"]["kv_tokens_lost"] == 12 * 1024
+    assert found["mixed"]["sizes"] == [173, 512] and found["mixed"]["pad_percent"] == 0
+    assert set(found["peers"]) == {"vllm", "sglang", "tensorrt-llm"}
+    assert "mixed" not in found["peers"]["tensorrt-llm"]
+    as_many = plan_traffic(TrafficHistogram.from_dict(DOCUMENT), max_graphs=8)["decode"]
+    for peer in found["peers"].values():
+        assert peer["decode"]["graphs"] <= 8 and peer["decode"]["cost"] >= as_many["cost"]
+
+
+def test_a_kind_without_steps_has_no_plan():
+    assert plan_traffic(TrafficHistogram(decode={3: 1}))["mixed"] is None
+
+
+def test_a_measured_curve_decides():
+    """Buckets below 32 cost the same here: one is enough for them."""
+    curve = CostCurve({1: 1.0, 32: 1.0, 64: 2.0})
+    histogram = TrafficHistogram(decode={1: 10, 5: 10, 32: 10, 64: 10})
+    assert plan_traffic(histogram, max_graphs=4, costs={"decode": curve})["decode"]["sizes"] == [32, 64]
+    assert plan_traffic(histogram, max_graphs=4)["decode"]["sizes"] == [1, 5, 32, 64]
+
+
+def test_the_curve_between_and_beyond_measurements():
+    curve = CostCurve({"10": 1.0, "20": 3.0, "30": 2.0})
+    assert [curve(n) for n in (1, 10, 15, 20, 25, 30)] == [1.0, 1.0, 2.0, 3.0, 3.0, 3.0], "a lucky 30 counts as 20"
+    assert CostCurve({10: 1.0, 20: 3.0})(30) == 5.0 and CostCurve({10: 4.0})(99) == 4.0
+
+
+@pytest.mark.parametrize("measured", [{}, {"a": 1}, {0: 1.0}, {4: 0}, {4: "x"}, {4: float("nan")}])
+def test_bad_curves(measured):
+    with pytest.raises(ConfigError, match="cost curve"):
+        CostCurve(measured)
+
+
+def test_budgets_limit_the_graphs():
+    price = GraphPrice(mib=4, capture_seconds=0.5)
+    budgets = {"max_graphs": 16, "memory_budget_mib": None, "capture_seconds": None}
+    assert affordable_graphs(price, **budgets) == 16
+    assert affordable_graphs(price, **{**budgets, "memory_budget_mib": 21}) == 5
+    assert affordable_graphs(price, **{**budgets, "capture_seconds": 1.2}) == 2
+    for name, value in (
+        ("max_graphs", 0),
+        ("memory_budget_mib", 0.0),
+        ("memory_budget_mib", 3.9),
+        ("capture_seconds", -1.0),
+    ):
+        with pytest.raises(ConfigError, match=f"{name} of .* allows no graph"):
+            affordable_graphs(price, **{**budgets, name: value})
+
+
+def test_ladders_of_others():
+    assert len(preset_ladder("vllm", "decode", largest=256)) == 35
+    assert len(preset_ladder("sglang", "decode", largest=256)) == 36
+    assert len(preset_ladder("tensorrt-llm", "decode", largest=256)) == 21
+    assert len(preset_ladder("sglang", "mixed", largest=2048)) == 42
+    assert preset_ladder("vllm", "decode", largest=9) == (1, 2, 4, 8, 16)
+    with pytest.raises(UnknownNameError, match="vllm"):
+        preset_ladder("vlm", "decode", largest=9)
