@@ -57,6 +57,7 @@ wheel-test: $(VENV)/.dev ## build the wheel and use it without the source tree
 
 docs: $(VENV)/.docs ## build the documentation into site/
 	$(BIN)/python tools/errors_page.py
+	$(BIN)/python tools/faults_page.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # A CPU and a made-up model of 1 MB: shows that measuring works and what it prints, not how fast anything is.

@@ -37,12 +37,14 @@ __all__ = [
     "StepFailedError",
     "TargetError",
     "UnbrokenOpError",
+    "UnjoinedStreamError",
     "UnknownNameError",
     "UnsupportedArchitectureError",
     "UnsupportedPartitionError",
     "UntraceableBreakError",
     "UntraceableError",
     "UnwritableCacheError",
+    "WorkspaceGrowthError",
 ]
 
 
@@ -181,6 +183,12 @@ class UnsupportedPartitionError(CaptureError):
     code = "OST210"
 
 
+class UnjoinedStreamError(CaptureError):
+    """Work of a capture ran on a stream that was not forked from the capturing one, or not joined to it again."""
+
+    code = "OST211"
+
+
 # --- runtime: replay ---------------------------------------------------------------------------
 
 
@@ -230,6 +238,12 @@ class QualificationError(GuardError):
     """A captured graph does not do what an eager run does, or a test batch cannot be run at all."""
 
     code = "OST308"
+
+
+class WorkspaceGrowthError(GuardError):
+    """A workspace whose address a graph has would grow, hence move; or it would grow in a capture."""
+
+    code = "OST309"
 
 
 class RuntimeStateError(OstinatoError, RuntimeError):

@@ -5,20 +5,19 @@ import torch
 
 from ostinato.testing.faults import ALL, agree
 
-FAULTS = pytest.mark.parametrize("fault", ALL.values(), ids=lambda fault: f"row {fault.row}")
-DEVICES = pytest.mark.parametrize(
-    "device",
-    [
-        "cpu",
-        pytest.param(
-            "cuda",
-            marks=[
-                pytest.mark.gpu,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-            ],
-        ),
-    ],
-)
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def each(faults, devices_of):
+    """One case a fault and device."""
+    return pytest.mark.parametrize(
+        ("fault", "device"),
+        [
+            pytest.param(fault, device, marks=GPU if device == "cuda" else [], id=f"row {fault.row}-{device}")
+            for fault in faults
+            for device in devices_of(fault)
+        ],
+    )
 
 
 def check(run, caught_by):
@@ -31,30 +30,32 @@ def check(run, caught_by):
         assert caught.value.fix, "the error says what to do"
 
 
-@FAULTS
-@DEVICES
+@each(ALL.values(), lambda fault: fault.devices)
 def test_caught_or_prevented(fault, device):
     check(lambda: fault.plant.protected(device), fault.caught_by)
 
 
-@pytest.mark.parametrize(
-    "fault", [f for f in ALL.values() if f.plant.traced is not None], ids=lambda fault: f"row {fault.row}"
-)
-@DEVICES
+@each([f for f in ALL.values() if f.plant.traced is not None], lambda fault: fault.devices)
 def test_caught_or_prevented_where_it_is_traced(fault, device):
     check(lambda: fault.plant.traced(device), fault.caught_when_traced)
 
 
-@FAULTS
-def test_goes_wrong_without_protection(fault):
-    expected, got = fault.plant.unprotected("cpu")
+@each(ALL.values(), lambda fault: [fault.control_device])
+def test_goes_wrong_without_protection(fault, device):
+    expected, got = fault.plant.unprotected(device)
     assert not agree((expected, got)), (expected, got)
 
 
 def test_rows_are_unique_and_told():
-    assert list(ALL) == sorted({fault.row for fault in ALL.values()})
-    assert all(fault.title and fault.source for fault in ALL.values())
+    assert list(ALL) == list(range(1, 36))
+    assert all(f.title and f.source and f.protection and f.cost for f in ALL.values())
+
+
+def test_only_what_needs_a_gpu_is_left_to_it():
+    assert [f.row for f in ALL.values() if "cpu" not in f.devices] == [20]
+    assert [f.row for f in ALL.values() if f.control_device != "cpu"] == [20, 21]
 
 
 def test_what_tracing_changes_is_planted_traced():
-    assert [row for row, fault in ALL.items() if fault.plant.traced is not None] == [3, 4, 8, 9, 16, 17, 18, 19]
+    traced = [row for row, fault in ALL.items() if fault.plant.traced is not None]
+    assert traced == [2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 18, 19, 31, 35]

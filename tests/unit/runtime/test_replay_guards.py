@@ -124,6 +124,16 @@ def test_many_weights_are_all_seen_within_a_round():
             graphed.check_guards()
 
 
+@pytest.mark.parametrize("layer", range(4))
+def test_a_layout_is_seen_wherever_it_stands_in_the_rotation(layer):
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2 * PER_STEP)))
+    with captured(model) as graphed:
+        model[layer].weight.t_()  # in place: the address and the tensor stay
+        with pytest.raises(AddressChangedError, match=rf"{layer}\.weight has another shape"):
+            for _ in range(2 * PER_STEP):
+                graphed(X)
+
+
 def test_a_registered_change_is_seen_at_once_among_many():
     model = Model(num_layers=10)
     with captured(model) as graphed:

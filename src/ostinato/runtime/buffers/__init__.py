@@ -8,6 +8,7 @@ from ostinato.runtime.buffers.replay_guards import PlanGuards, watch_tensors
 from ostinato.runtime.buffers.slots import NUM_REQS, NUM_TOKENS, Slot, Tail
 from ostinato.runtime.buffers.staging import Staging
 from ostinato.runtime.buffers.static import Sizes, StaticBuffers
+from ostinato.runtime.buffers.workspace import Workspace
 
 __all__ = [
     "NUM_REQS",
@@ -21,6 +22,7 @@ __all__ = [
     "Staging",
     "StaticBuffers",
     "Tail",
+    "Workspace",
     "check_baked",
     "check_input",
     "places_in",

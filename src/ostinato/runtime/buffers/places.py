@@ -10,11 +10,14 @@ import functools
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 __all__ = ["Place", "places_in", "places_of"]
+
+_TORCHS_OWN: Final = frozenset(vars(torch.nn.Module()))
+"""Attributes of any module: tables of its parameters and hooks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,42 +71,37 @@ def _of_object(owner: Any) -> Iterator[Place]:
         yield from _of_value(name, value, functools.partial(vars(owner).get, name))
 
 
-def _of_value(name: str, value: Any, get: Callable[[], Any]) -> Iterator[Place]:
+def _of_value(name: str, value: Any, get: Callable[[], Any], *, enters_modules: bool = True) -> Iterator[Place]:
     if isinstance(value, torch.Tensor):
         yield Place(name, get, get, value, is_registered=False)
     elif isinstance(value, torch.nn.Module):
-        yield from _of_module("" if name == "state" else name, value)
+        if enters_modules:
+            yield from _of_module("" if name == "state" else name, value)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _of_value(f"{name}[{key!r}]", item, functools.partial(_entry, get, key))
+            entry = functools.partial(_entry, get, key)
+            yield from _of_value(f"{name}[{key!r}]", item, entry, enters_modules=enters_modules)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             if isinstance(item, torch.Tensor | torch.nn.Module):
-                yield from _of_value(f"{name}[{index}]", item, functools.partial(_item, get, index))
+                entry = functools.partial(_item, get, index)
+                yield from _of_value(f"{name}[{index}]", item, entry, enters_modules=enters_modules)
 
 
 def _of_module(name: str, root: torch.nn.Module) -> Iterator[Place]:
     for dotted, owner in root.named_modules():
         path = tuple(dotted.split(".")) if dotted else ()
         prefix = ".".join(part for part in (name, dotted) if part)
-        for kind in (
-            "_parameters",
-            "_buffers",
-            "__dict__",
-        ):  # the last: plain attributes, which torch does not register
-            for key, tensor in getattr(owner, kind).items():
-                if isinstance(tensor, torch.Tensor):
-                    yield Place(
-                        f"{prefix}.{key}" if prefix else key,
-                        functools.partial(_in_module, root, path, kind, key),
-                        functools.partial(getattr(owner, kind).get, key),
-                        tensor,
-                        is_registered=kind != "__dict__",
-                    )
-                elif kind == "__dict__" and isinstance(tensor, Mapping | list | tuple) and key not in _MODULES_OWN:
-                    get = functools.partial(_in_module, root, path, kind, key)
-                    for place in _of_value(f"{prefix}.{key}" if prefix else key, _tensors_alone(tensor), get):
-                        yield place
+        # The last: plain attributes, which torch does not register.
+        for kind in ("_parameters", "_buffers", "__dict__"):
+            for key, value in getattr(owner, kind).items():
+                get = functools.partial(_in_module, root, path, kind, key)
+                full_name = f"{prefix}.{key}" if prefix else key
+                if isinstance(value, torch.Tensor):
+                    peek = functools.partial(getattr(owner, kind).get, key)
+                    yield Place(full_name, get, peek, value, is_registered=kind != "__dict__")
+                elif kind == "__dict__" and key not in _TORCHS_OWN:  # modules in plain containers may be cyclic
+                    yield from _of_value(full_name, value, get, enters_modules=False)
 
 
 def _in_module(root: torch.nn.Module, path: tuple[str, ...], kind: str, key: str) -> Any:

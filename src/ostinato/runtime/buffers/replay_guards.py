@@ -133,6 +133,7 @@ class PlanGuards:
         self._each = [w for w in watched if level == "always" and not (w.place and w.place.is_registered)]
         self._rotating = [] if level == "off" else list(watched)
         self._next = 0
+        self._round = 0
         self._registration = _registrations.count
 
     def settle(self) -> None:
@@ -160,10 +161,11 @@ class PlanGuards:
             start = self._next
             due = self._rotating[start : start + PER_STEP]
             self._next = start + PER_STEP if start + PER_STEP < len(self._rotating) else 0
-            due[0].check(self._key)  # its layout too
-            for watched in due[1:]:
-                if watched.is_suspect():
+            whole = self._round % len(due)  # one is looked at whole, layout too: another one each round
+            for index, watched in enumerate(due):
+                if index == whole or watched.is_suspect():
                     watched.check(self._key)
+            self._round += self._next == 0
 
     def check_all(self) -> None:
         """Look at everything; raises what `check` does."""

@@ -18,7 +18,14 @@ from typing import Any
 
 import torch
 
-from ostinato.errors import CaptureError, ClosedError, DeviceUnavailableError, HostSyncError, NestedCaptureError
+from ostinato.errors import (
+    CaptureError,
+    ClosedError,
+    DeviceUnavailableError,
+    HostSyncError,
+    NestedCaptureError,
+    UnjoinedStreamError,
+)
 from ostinato.runtime.breaks import recording
 from ostinato.runtime.capture.backend import BakedCall, CapturedGraph, GraphStep, PoolMemory
 from ostinato.runtime.capture.cuda_baked import baked_calls
@@ -149,6 +156,7 @@ class _Watch(OpWatch):
         return True
 
     def execute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._check_stream(func, args, kwargs)
         result = func(*args, **kwargs)
         given = {t.untyped_storage().data_ptr(): t for t in tensors((args, kwargs))}
         for address, tensor in given.items():
@@ -156,6 +164,20 @@ class _Watch(OpWatch):
                 self.note_external(tensor, op_name(func))
         self.produced |= {t.untyped_storage().data_ptr() for t in tensors(result)} - given.keys()
         return result
+
+    def _check_stream(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse device work on a stream outside the capture: it would run now, and no replay would run it again."""
+        device = kwargs.get("device")
+        uses_device = (device is not None and torch.device(device).type == self._device_type) or any(
+            tensor.device.type == self._device_type for tensor in tensors((args, kwargs))
+        )
+        if uses_device and not torch.cuda.is_current_stream_capturing():
+            raise UnjoinedStreamError(
+                f"{op_name(func)} runs on a stream that was not forked from the capturing one",
+                fix="call side.wait_stream(torch.cuda.current_stream()) in the same segment, after every break anew",
+                op=op_name(func),
+                at=user_frame(),
+            )
 
 
 class _BorrowedMemory:
@@ -251,6 +273,12 @@ class CudaBackend:
             opened.finish()
         except RuntimeError as error:
             self._recover(opened)
+            if "unjoined" in str(error):  # cudaErrorStreamCaptureUnjoined
+                raise UnjoinedStreamError(
+                    "a stream was forked in the capture and not joined to it again",
+                    fix="end the side stream's work with torch.cuda.current_stream().wait_stream(side), in the segment",
+                    at=user_frame(),
+                ) from error
             raise CaptureError("the device had invalidated the capture", at=user_frame()) from error
         num_nodes = count_nodes(opened.graph.raw_cuda_graph())
         if num_nodes:

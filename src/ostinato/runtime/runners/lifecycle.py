@@ -7,6 +7,7 @@ warm-up would move memory that an early graph has baked in. A key that fails is 
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -54,6 +55,7 @@ def capture_all(
             try:
                 plan = capture_one(key)
             except Exception as error:  # whatever the callable raises harms its own key alone
+                _let_go_of_locals(error)
                 report.failed[key] = error
                 bus.emit(CaptureFailed(key=str(key), error=str(error)))
                 on_done(key, None)
@@ -67,3 +69,18 @@ def capture_all(
             on_done(key, plan)
     report.seconds = time.perf_counter() - start
     return report
+
+
+def _let_go_of_locals(error: BaseException) -> None:
+    """Empty the frames that ``error`` came through: they hold the failed capture's memory as long as it is kept.
+
+    Files and lines stay in its traceback, and what led to it stays chained.
+    """
+    chain: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while chain:
+        link = chain.pop()
+        if link is not None and id(link) not in seen:
+            seen.add(id(link))
+            traceback.clear_frames(link.__traceback__)
+            chain += [link.__cause__, link.__context__]

@@ -1,8 +1,9 @@
 """`Fault`: one way in which graph replay goes wrong, planted in a small program.
 
 A fault runs its program twice: ``protected`` through the public API, where it must be caught or cannot
-happen, and ``unprotected`` on a bare capture backend, where it must go wrong; a fixture that cannot fail
-proves nothing. Used by the conformance tests; a new backend runs them too.
+happen, and ``unprotected`` as a program that talks to the capture backend itself, where it must go wrong; a fixture
+that cannot fail proves nothing. Used by the conformance tests; a new backend runs them too. The documentation's table
+of faults is written from these fields.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Plant:
     protected: Callable[[str], Outcome]
     """Through the public API: raises the fault's typed error, or the outcome agrees."""
     unprotected: Callable[[str], Outcome]
-    """On a bare backend: the outcome disagrees. Promised on the simulated backend only."""
+    """Without the protection: the outcome disagrees. Promised on `Fault.control_device` only."""
     traced: Callable[[str], Outcome] | None = None
     """``protected`` where the callable is traced (partition fx); None: tracing makes no difference to the class."""
 
@@ -42,11 +43,19 @@ class Fault:
     title: str
     source: str
     """Where users of other systems met it."""
+    protection: str
+    """What stands against it, in one sentence."""
+    cost: str
+    """What that takes, when and how often."""
     plant: Plant
     caught_by: type[OstinatoError] | None = None
     """The error that ``plant.protected`` raises; None if the fault is prevented by construction."""
     caught_when_traced: type[OstinatoError] | None = None
     """The same for ``plant.traced``."""
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    """Where ``plant.protected`` runs."""
+    control_device: str = "cpu"
+    """Where ``plant.unprotected`` goes wrong. "cuda": the simulated backend cannot show it."""
 
 
 def agree(outcome: Outcome) -> bool:

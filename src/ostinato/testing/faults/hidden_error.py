@@ -62,5 +62,7 @@ HIDDEN_ERROR = Fault(
     row=22,
     title="an exception inside a break during capture is hidden by the clean-up's own assertion",
     source="SGLang source",
+    protection="a failed key is dropped alone, and its first error is kept and raised",
+    cost="none",
     plant=Plant(protected=_protected, unprotected=_unprotected),
 )

@@ -63,6 +63,8 @@ LAZY_FLAG = Fault(
     row=17,
     title="warm-up flips a lazy-initialised flag, so capture skips kernels it should have recorded",
     source="vllm PR #42444",
+    protection="`after_warm_up` undoes what warm-up changed, before any capture and before each trace",
+    cost="one call at start",
     plant=Plant(
         protected=lambda device: _protected(device, GraphConfig(sizes=(4,))),
         traced=lambda device: _protected(device, GraphConfig(mode="piecewise", partition="fx", sizes=(4,))),

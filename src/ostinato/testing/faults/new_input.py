@@ -39,5 +39,7 @@ NEW_INPUT = Fault(
     row=1,
     title="a new input tensor is passed; the graph reads the old address",
     source="vllm#37363",
+    protection="every input is copied into a static buffer whose address the graph has",
+    cost="one copy of the inputs a step",
     plant=Plant(protected=_protected, unprotected=_unprotected),
 )

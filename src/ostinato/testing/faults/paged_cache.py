@@ -92,6 +92,8 @@ PADDED_KV_WRITE = Fault(
     row=11,
     title="padded rows write into live KV pages",
     source="tokenspeed#969",
+    protection="padded rows write into the null page, and an index slot must declare a tail that is safe",
+    cost="one page of cache",
     plant=Plant(
         protected=_protected,
         # No page is set aside: slot 0 is a request's own.
@@ -104,6 +106,8 @@ STALE_INDEX_TAIL = Fault(
     row=14,
     title="stale padded tail of an index buffer left from a larger batch",
     source="sglang#24361, #10892",
+    protection="an index slot may not keep its tail: every step rewrites it",
+    cost="a fill of the padded rows a step",
     plant=Plant(
         protected=_protected,
         unprotected=lambda device: _unprotected(

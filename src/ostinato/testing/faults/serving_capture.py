@@ -63,5 +63,7 @@ SERVING_CAPTURE = Fault(
     row=24,
     title="an uncaptured key is captured in the middle of serving",
     source="vLLM source",
+    protection="captures begin inside the capture phase alone; a size without a graph runs eagerly, with a reason",
+    cost="none",
     plant=Plant(protected=_protected, unprotected=_unprotected),
 )

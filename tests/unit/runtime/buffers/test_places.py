@@ -94,3 +94,17 @@ def test_stated_places():
     assert {place.name for place in places_in(block)} == {"inner.weight", "scale", "plain"}
     assert {place.name for place in places_in({"k": TABLE})} == {"state['k']"}
     assert places_in(None) == []
+
+
+def test_a_modules_plain_containers_are_looked_into_and_found_anew():
+    block = Block()
+    block.adapters = {"en": (torch.ones(2), torch.ones(3)), "de": torch.ones(4)}
+    block.others = [block]  # a module in a plain container may lead back
+    places = {place.name: place for place in places_of(block)}
+    assert places.keys() >= {"adapters['en'][0]", "adapters['en'][1]", "adapters['de']"}
+    assert places["adapters['en'][1]"].get() is block.adapters["en"][1]
+    assert not places["adapters['de']"].is_registered
+    del block.adapters["en"]
+    assert places["adapters['en'][1]"].get() is places["adapters['en'][1]"].peek() is None
+    block.adapters = {"de": torch.zeros(4)}
+    assert places["adapters['de']"].get() is block.adapters["de"] is not places["adapters['de']"].tensor

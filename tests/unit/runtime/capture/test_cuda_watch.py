@@ -1,7 +1,9 @@
 """The watch of the CUDA backend, as far as a CPU can show it."""
 
+import pytest
 import torch
 
+from ostinato.errors import UnjoinedStreamError
 from ostinato.runtime.capture.cuda import _Watch
 
 
@@ -42,3 +44,27 @@ def test_it_notes_what_its_ops_produce_and_not_their_inputs():
         watch.is_active = False
     assert y.untyped_storage().data_ptr() in watch.produced
     assert same.untyped_storage().data_ptr() not in watch.produced
+
+
+@pytest.mark.parametrize("op", [lambda x: x + 1, lambda x: torch.zeros(2, device="cpu")], ids=["op", "factory"])
+def test_device_work_outside_of_the_capturing_stream_is_refused(monkeypatch, op):
+    x = torch.ones(4)
+    capturing = [True]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    with torch.no_grad(), Seen() as watch:
+        watch._device_type = "cpu"  # a stand-in for the device
+        watch.is_active = True
+        op(x)
+        capturing[0] = False
+        with pytest.raises(UnjoinedStreamError, match="not forked") as raised:
+            op(x)
+        watch.is_active = False
+        op(x)
+    assert "test_cuda_watch.py" in raised.value.context["at"]
+
+
+def test_host_work_may_run_under_any_stream(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with torch.no_grad(), Seen() as watch:
+        watch.is_active = True
+        assert (torch.ones(2) + 1).tolist() == [2.0, 2.0]

@@ -1,6 +1,10 @@
 """Bulk capture: in order, each key a transaction, the first error kept."""
 
+import traceback
+import weakref
+
 import pytest
+import torch
 
 from ostinato.runtime.keys import GraphKey, RuntimeMode
 from ostinato.runtime.runners import CapturedPlan, capture_all
@@ -48,3 +52,20 @@ def test_a_failing_key_is_dropped_alone(backend, error):
 def test_an_interrupt_is_no_failed_key(backend):
     with pytest.raises(KeyboardInterrupt):
         run(backend, {4: KeyboardInterrupt()})
+
+
+def test_a_kept_error_keeps_no_memory_and_still_tells_where(backend):
+    held = []
+
+    def fail(key):
+        local = torch.ones(4)
+        held.append(weakref.ref(local))
+        try:
+            raise LookupError("page 7 is gone")
+        except LookupError as first:
+            raise ZeroDivisionError(local.shape) from first
+
+    report = capture_all(KEYS[:1], fail, backend=backend, bus=EventBus(), on_done=lambda key, plan: None)
+    assert held[0]() is None
+    assert "in fail" in "".join(traceback.format_exception(report.first_error))
+    assert isinstance(report.first_error.__cause__, LookupError)
