@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,13 +25,20 @@ from ostinato.engine.execution import (
 from ostinato.engine.loop import EngineLoop, RequestUpdate
 from ostinato.engine.outputs import RequestOutput, UpdateRouter
 from ostinato.engine.paging import PageAllocator
-from ostinato.engine.request import FinishReason, Request, SamplingParams, validate_prompt
+from ostinato.engine.request import (
+    FinishReason,
+    LogitsProcessor,
+    Request,
+    SamplingParams,
+    deadline_in,
+    validate_prompt,
+)
 from ostinato.engine.scheduler import Scheduler
 from ostinato.engine.text import Tokenizer
 from ostinato.engine.weights import ProgressReporter
 from ostinato.engine.weights.progress import reporting
 from ostinato.errors import ClosedError, ConfigError, RequestError, RuntimeStateError
-from ostinato.telemetry import EventBus, Sink
+from ostinato.telemetry import EventBus, LogSink, Sink
 
 __all__ = ["LLM"]
 
@@ -92,6 +100,7 @@ class LLM:
             max_model_len=self._max_model_len,
             allocator=allocator,
         )
+        bus = EventBus(LogSink(), *sinks)
         self._loop = EngineLoop(
             self._executor,
             scheduler,
@@ -100,10 +109,10 @@ class LLM:
             max_model_len=self._max_model_len,
             seed=self.config.seed,
             overlap=bool(self.config.overlap),
-            bus=EventBus(*sinks),
+            bus=bus,
         )
         self._serial = itertools.count()
-        self._updates = UpdateRouter(self._loop, self._require_open)
+        self._updates = UpdateRouter(self._loop, self._require_open, bus=bus)
 
     # --- whole answers -------------------------------------------------------------------------
 
@@ -146,32 +155,57 @@ class LLM:
         Raises:
             RequestError: the prompt cannot be run.
         """
-        return self._updates.follow(self.add_request(prompt, params))
+        with self._updates.lock:  # no other thread's step comes between
+            return self._updates.follow(self.add_request(prompt, params))
 
     def stream_chat(self, messages: Messages, params: SamplingParams | None = None) -> Iterator[RequestUpdate]:
         """Like `stream`, for one conversation."""
-        return self._updates.follow(self.add_chat(messages, params))
+        with self._updates.lock:
+            return self._updates.follow(self.add_chat(messages, params))
 
     # --- step by step --------------------------------------------------------------------------
 
     def add_request(
-        self, prompt: Prompt, params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
+        logits_processors: Sequence[LogitsProcessor] = (),
     ) -> str:
         """Queue a prompt; its id.
 
+        Args:
+            prompt: a text or a list of token ids.
+            params: how to sample; the default is greedy.
+            request_id: a name of the caller's own.
+            timeout_s: seconds from now after which the request ends with TIMEOUT and what it has by then.
+            logits_processors: see `Request`.
+
         Raises:
-            RequestError: empty, too long, ids out of range, or an id in use.
+            RequestError: empty, too long, ids out of range, an id in use, or a bad timeout.
+            EngineDeadError: the engine takes no more requests.
         """
-        return self._add(self._encode(prompt), params, request_id)
+        return self._add(self._encode(prompt), params, request_id, timeout_s, tuple(logits_processors))
 
     def add_chat(
-        self, messages: Messages, params: SamplingParams | None = None, *, request_id: str | None = None
+        self,
+        messages: Messages,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        timeout_s: float | None = None,
     ) -> str:
-        """Queue a conversation, rendered by the model's chat template; its id."""
-        return self._add(self._encode_chat(messages), params, request_id)
+        """Queue a conversation, rendered by the model's chat template; its id. See `add_request`."""
+        return self._add(self._encode_chat(messages), params, request_id, timeout_s)
 
     def step(self) -> list[RequestUpdate]:
-        """Run one engine step over all queued requests; updates of those that were added one by one."""
+        """Run one engine step over all queued requests; updates of those that were added one by one.
+
+        Raises:
+            EngineDeadError: the engine is dead, and every request was told.
+        """
         self._updates.step()
         return self._updates.take_unread()
 
@@ -268,8 +302,7 @@ class LLM:
                 except RequestError as error:
                     output.finish_reason, output.error = FinishReason.ERROR, error
             for output in outputs:
-                while output.finish_reason is None:
-                    self._updates.step()
+                self._updates.run_until(partial(_is_finished, output))
         except BaseException:  # nobody will read the answers
             for output in outputs:
                 if output.request_id and output.finish_reason is None:
@@ -294,7 +327,14 @@ class LLM:
             raise RequestError("a conversation is a list of messages", fix='send [{"role": ..., "content": ...}, ...]')
         return _encoded(self.tokenizer.encode_chat, [dict(m) for m in messages])
 
-    def _add(self, token_ids: list[int], params: SamplingParams | None, request_id: str | None) -> str:
+    def _add(
+        self,
+        token_ids: list[int],
+        params: SamplingParams | None,
+        request_id: str | None,
+        timeout_s: float | None = None,
+        logits_processors: tuple[LogitsProcessor, ...] = (),
+    ) -> str:
         self._require_open()
         if params is not None and not isinstance(params, SamplingParams):
             raise RequestError(f"params cannot be of type {type(params).__name__}", fix="send SamplingParams(...)")
@@ -302,14 +342,25 @@ class LLM:
             raise RequestError("this model has no tokenizer, so no stop strings", fix="use stop_token_ids")
         validate_prompt(token_ids, vocab_size=self._vocab_size, max_model_len=self._max_model_len)
         name = request_id or f"request-{next(self._serial)}"
+        request = Request(
+            request_id=name,
+            prompt_token_ids=token_ids,
+            params=params or SamplingParams(),
+            deadline=None if timeout_s is None else deadline_in(timeout_s),
+            logits_processors=logits_processors,
+        )
         with self._updates.lock:
-            self._loop.add(Request(request_id=name, prompt_token_ids=token_ids, params=params or SamplingParams()))
+            self._loop.add(request)
         return name
 
     def _require_open(self) -> Executor:
         if self._executor is None:
             raise ClosedError("this LLM was closed", fix="make a new one, or keep the with block open")
         return self._executor
+
+
+def _is_finished(output: RequestOutput) -> bool:
+    return output.finish_reason is not None
 
 
 def _encoded(encode: Callable[[Any], list[int]], text: Any) -> list[int]:

@@ -3,13 +3,18 @@
 Owns no model and no thread: it ties the scheduler, the executor, sampling and text together. With ``overlap`` a
 step is launched before the tokens of the step before are read, so that the host's work runs while the device
 computes; a request that a token ends (a stop token, a stop string) has then run one step too many, whose token
-nobody sees. A request that goes wrong ends alone; an exception that leaves `step` leaves the same step to be
-scheduled again.
+nobody sees.
+
+What goes wrong ends as little as it can, with a typed error in the last update of each request that it ends: a
+request alone (its logits, its text), the requests of a step that fails, or all, when the device or the books cannot
+be trusted any more. `step` raises none of it. An interrupt (KeyboardInterrupt) does leave `step`; the same step is
+then scheduled again.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,10 +23,11 @@ import torch
 
 from ostinato.engine.request import FinishReason, Request, TokenLogprobs, natural_finish
 from ostinato.engine.sampling import PendingSample, start_sampling
-from ostinato.engine.scheduler import ScheduledBatch, Scheduler
+from ostinato.engine.scheduler import Deadlines, ScheduledBatch, Scheduler
+from ostinato.engine.step_errors import engine_dead, leaves_device_usable, step_failed, with_cause
 from ostinato.engine.text import IncrementalDetokenizer, StopStrings, Tokenizer
-from ostinato.errors import OstinatoError
-from ostinato.telemetry import EventBus, RequestPreempted
+from ostinato.errors import EngineDeadError, EngineError, OstinatoError, PageIntegrityError, RequestError
+from ostinato.telemetry import EngineDied, EventBus, RequestPreempted, StepFailed
 
 __all__ = ["EngineLoop", "HostTime", "LaunchedStep", "RequestUpdate", "StepExecutor"]
 
@@ -127,7 +133,7 @@ class EngineLoop:
         max_model_len: tokens a request may hold.
         seed: of the stream for requests without a seed of their own.
         overlap: launch a step before the tokens of the step before are read.
-        bus: receives preemption events.
+        bus: receives preemptions and failures.
     """
 
     def __init__(
@@ -149,93 +155,198 @@ class EngineLoop:
         self._max_model_len = max_model_len
         self._generator = torch.Generator().manual_seed(seed)
         self._overlap = overlap
-        self._in_flight: _InFlight | None = None
+        self._in_flight: deque[_InFlight] = deque()  # oldest first
         self.host_time = HostTime()
         self._bus = bus or EventBus()
         self._texts: dict[str, _TextState] = {}
+        self._deadlines = Deadlines()
+        self._processed: set[str] = set()  # requests in progress with logits processors, which must see every token
         self._undelivered: list[RequestUpdate] = []
+        self._is_stepping = False
+        self._late_aborts: list[str] = []
+        self._num_failed_in_a_row = 0
+        self._dead: EngineDeadError | None = None
 
     def add(self, request: Request) -> None:
         """Take a request.
 
         Raises:
-            RequestError: its id is in use, or it cannot run at all.
+            RequestError: its id is in use, or it cannot run at all. An id is in use until the last update is delivered.
+            EngineDeadError: the engine takes no more requests.
         """
+        self._require_alive()
+        name = request.request_id
+        if name in self._texts or any(update.request_id == name for update in self._undelivered):
+            raise RequestError(f"request id {name!r} is already in use", fix="give each request an id of its own")
         self._scheduler.add(request)
         detokenizer = None if self._tokenizer is None else IncrementalDetokenizer(self._tokenizer)
-        self._texts[request.request_id] = _TextState(detokenizer, StopStrings(request.params.stop))
+        self._texts[name] = _TextState(detokenizer, StopStrings(request.params.stop))
+        if request.deadline is not None:
+            self._deadlines.set(name, request.deadline)
+        if request.logits_processors:
+            self._processed.add(name)
 
     def abort(self, request_id: str) -> None:
         """End a request; its last update comes with the next `step`. Unknown ids are ignored."""
-        if self._scheduler.abort(request_id) is not None:
-            self._undelivered.append(self._last_update(request_id, FinishReason.ABORT))
+        if self._is_stepping:  # a stream that the garbage collector finds in the middle of a step
+            self._late_aborts.append(request_id)
+        else:
+            self._end_early(request_id, FinishReason.ABORT)
 
     def has_work(self) -> bool:
         """Whether `step` would do or deliver anything."""
-        return bool(self._undelivered) or self._in_flight is not None or self._scheduler.has_work()
+        return bool(self._undelivered or self._in_flight or self._late_aborts) or self._scheduler.has_work()
 
     def step(self) -> list[RequestUpdate]:
         """Launch one step and deliver what is due: its tokens, or with overlap those of the step before.
 
-        An exception loses nothing: what was to be delivered comes with the next call.
+        A step that fails ends its requests; the next call goes on with the others.
+
+        Raises:
+            EngineDeadError: the engine is dead, and the last update of every request was delivered.
         """
+        if not self._undelivered:
+            self._require_alive()
         began, waited = time.perf_counter(), self.host_time.waiting_seconds
-        batch = self._scheduler.schedule()
-        for request in batch.preempted:
-            self._bus.emit(RequestPreempted(request_id=request.request_id, computed_tokens=request.num_tokens))
-        for request in self._scheduler.take_failed():
-            assert request.finish_reason is not None, "the scheduler has ended it"
-            last = self._last_update(request.request_id, request.finish_reason, request.error)
-            self._undelivered.append(last)
-        launched = self._launch(batch) if batch.items else None
-        if self._overlap:
-            due, self._in_flight = self._in_flight, launched
-        else:
-            due = launched
-        if due is not None:
-            self._undelivered += self._collect(due)
+        num_launched = 0
+        self._is_stepping = True
+        try:
+            if self._dead is None:
+                num_launched = self._run_step()
+        except Exception as error:  # not one step's: the books of pages and tokens do not add up
+            self._die(error)
+        finally:
+            self._is_stepping = False
+        while self._late_aborts:
+            self.abort(self._late_aborts.pop())
         updates, self._undelivered = self._undelivered, []
-        self.host_time.num_steps += launched is not None
+        self.host_time.num_steps += num_launched
         spent = time.perf_counter() - began
         self.host_time.busy_seconds += spent - (self.host_time.waiting_seconds - waited)
         return updates
 
-    def _launch(self, batch: ScheduledBatch) -> _InFlight:
-        output = self._executor.execute(batch)
-        sample = None
-        if batch.sampling:
-            sample = start_sampling(
-                output.logits,
-                batch.sampling,
-                greedy=output.token_ids,
-                newest=output.newest,
-                generator=self._generator,
-            )
-        self._scheduler.advance(batch)
-        return _InFlight(batch, sample)
+    def _run_step(self) -> int:
+        """Schedule and launch a step, and read what is due; how many steps were launched."""
+        if self._processed or len(self._in_flight) > 1:  # more than one only after an interrupt
+            self._collect_all()
+        if self._deadlines:
+            for request_id in self._deadlines.take_due(time.monotonic()):
+                self._end_early(request_id, FinishReason.TIMEOUT)
+        batch = self._scheduler.schedule()
+        for request in batch.preempted:
+            self._bus.emit(RequestPreempted(request_id=request.request_id, computed_tokens=request.num_tokens))
+        self._deliver_failed()
+        num_launched = int(self._launch(batch)) if batch.items else 0
+        while len(self._in_flight) > self._overlap * num_launched:
+            self._collect()
+        return num_launched
 
-    def _collect(self, step: _InFlight) -> list[RequestUpdate]:
-        """Read a step's tokens and hand them out; requests that have ended meanwhile get none."""
+    def _launch(self, batch: ScheduledBatch) -> bool:
+        """Launch a step; False when it failed."""
+        try:
+            output = self._executor.execute(batch)
+            sample = None
+            if batch.sampling:
+                sample = start_sampling(
+                    output.logits,
+                    batch.sampling,
+                    greedy=output.token_ids,
+                    newest=output.newest,
+                    generator=self._generator,
+                )
+        except Exception as error:
+            if leaves_device_usable(error):
+                self._collect_all()  # tokens of the steps before belong to their requests, also to those that end now
+            self._fail(batch, error)
+            return False
+        except BaseException:
+            # The same step comes again, and may by then have overwritten the tokens that it is fed on the device.
+            self._collect_all()
+            raise
+        self._scheduler.advance(batch)
+        self._in_flight.append(_InFlight(batch, sample))
+        return True
+
+    def _collect_all(self) -> None:
+        while self._in_flight:
+            self._collect()
+
+    def _collect(self) -> None:
+        """Read the oldest step's tokens and hand them out; requests that have ended meanwhile get none."""
+        step = self._in_flight[0]
         batch = step.batch
         if step.sample is None:
+            self._in_flight.popleft()
             self._scheduler.complete(batch, {})
-            return []
+            return
         began = time.perf_counter()
-        result = step.sample.read()
+        try:
+            result = step.sample.read()
+        except Exception as error:
+            self._in_flight.popleft()
+            self._fail(batch, error)
+            return
+        self._in_flight.popleft()
         self.host_time.waiting_seconds += time.perf_counter() - began
-        updates = []
+        self._num_failed_in_a_row = 0
         if result.errors:
             for request in batch.sampling:
-                error = result.errors.get(request.request_id)
-                if error is not None and not request.is_finished:
-                    self._scheduler.finish(request, FinishReason.ERROR, error)
-                    updates.append(self._last_update(request.request_id, FinishReason.ERROR, error))
+                failed = result.errors.get(request.request_id)
+                if failed is not None and not request.is_finished:
+                    self._scheduler.finish(request, FinishReason.ERROR, failed)
+                    self._deliver_last(request.request_id, FinishReason.ERROR, failed)
         sampled = {r.request_id: t for r, t in zip(batch.sampling, result.token_ids, strict=True)}
         self._scheduler.complete(batch, sampled)
+        updates = self._undelivered
         for request, logprobs in zip(batch.sampling, result.logprobs, strict=True):
             if not request.is_finished:
                 updates.append(self._deliver(request, logprobs))
-        return updates
+
+    def _fail(self, batch: ScheduledBatch, error: Exception) -> None:
+        """End the requests of a step that failed, or all of them where the device is lost."""
+        if self._dead is not None:  # found out when the step before was read
+            return
+        if not leaves_device_usable(error):
+            self._die(error)
+            return
+        failed = step_failed(error, num_reqs=batch.num_reqs)
+        for request in self._scheduler.drop(batch, failed):
+            self._deliver_last(request.request_id, FinishReason.ERROR, failed)
+        self._num_failed_in_a_row += 1
+        self._bus.emit(
+            StepFailed(error=str(failed), num_reqs=batch.num_reqs, num_in_a_row=self._num_failed_in_a_row),
+        )
+
+    def _die(self, error: Exception) -> None:
+        """End every request; nothing is run from here on."""
+        self._dead = dead = engine_dead(error)
+        self._in_flight.clear()
+        self._deliver_failed()
+        ended = self._scheduler.end_all(dead)
+        for request in ended:
+            self._deliver_last(request.request_id, FinishReason.ERROR, dead)
+        for request_id in list(self._texts):  # ended as the books broke, before it could be said
+            self._deliver_last(request_id, FinishReason.ERROR, dead)
+        self._bus.emit(EngineDied(error=str(dead), num_reqs=len(ended)))
+
+    def _require_alive(self) -> None:
+        if self._dead is not None:
+            raise EngineDeadError(self._dead.message, fix=self._dead.fix) from self._dead.__cause__
+
+    def _deliver_failed(self) -> None:
+        """Say the end of requests that the scheduler itself has ended."""
+        for request in self._scheduler.take_failed():
+            assert request.finish_reason is not None, "the scheduler has ended it"
+            self._deliver_last(request.request_id, request.finish_reason, request.error)
+
+    def _end_early(self, request_id: str, reason: FinishReason) -> None:
+        try:
+            ended = self._scheduler.end(request_id, reason)
+        except PageIntegrityError as error:
+            self._die(error)
+            return
+        if ended is not None:
+            self._deliver_last(request_id, reason)
 
     def _deliver(self, request: Request, logprobs: TokenLogprobs | None) -> RequestUpdate:
         """Text and end of a request that has just got a token."""
@@ -245,23 +356,44 @@ class EngineLoop:
         reason = natural_finish(request, eos_token_ids=self._eos_token_ids, max_model_len=self._max_model_len)
         state = self._texts[request.request_id]
         is_stop_token = reason is FinishReason.STOP
-        text, met_stop = ("", False) if is_stop_token else state.push(token_id)  # a stop token is no text
-        if met_stop:
-            reason = FinishReason.STOP
-        elif reason is not None:
-            text += state.flush()
+        failed: EngineError | None = None
+        try:
+            text, met_stop = ("", False) if is_stop_token else state.push(token_id)  # a stop token is no text
+            if met_stop:
+                reason = FinishReason.STOP
+            elif reason is not None:
+                text += state.flush()
+        except Exception as error:
+            text, reason, failed = "", FinishReason.ERROR, _no_text(request.request_id, error)
         if reason is not None:
-            self._scheduler.finish(request, reason)
-            del self._texts[request.request_id]
+            self._scheduler.finish(request, reason, failed)
+            self._forget(request.request_id)
         return RequestUpdate(
             request_id=request.request_id,
             text=text,
             token_ids=(token_id,),
             logprobs=() if logprobs is None else (logprobs,),
             finish_reason=reason,
+            error=failed,
         )
 
-    def _last_update(self, request_id: str, reason: FinishReason, error: OstinatoError | None = None) -> RequestUpdate:
-        state = self._texts.pop(request_id, None)
-        text = "" if state is None or error is not None else state.flush()
-        return RequestUpdate(request_id=request_id, text=text, finish_reason=reason, error=error)
+    def _deliver_last(self, request_id: str, reason: FinishReason, error: OstinatoError | None = None) -> None:
+        """The end of a request that brings no token."""
+        state, text = self._forget(request_id), ""
+        if state is not None and error is None:
+            try:
+                text = state.flush()
+            except Exception as cause:
+                reason, error = FinishReason.ERROR, _no_text(request_id, cause)
+        self._undelivered.append(RequestUpdate(request_id=request_id, text=text, finish_reason=reason, error=error))
+
+    def _forget(self, request_id: str) -> _TextState | None:
+        """Let go of what is kept for a request in progress."""
+        self._deadlines.forget(request_id)
+        self._processed.discard(request_id)
+        return self._texts.pop(request_id, None)
+
+
+def _no_text(request_id: str, cause: Exception) -> EngineError:
+    failed = EngineError(f"the tokens of request {request_id!r} cannot be made text: {cause}", request=request_id)
+    return with_cause(failed, cause)

@@ -1,7 +1,8 @@
 """Whole answers, and the routing of updates to whoever waits for them.
 
 Any call may run the engine's next step, and a step brings updates of all requests in progress. So whoever
-waits for a request registers for it, and updates that nobody waits for are kept until somebody reads.
+waits for a request registers for it, and updates that nobody waits for are kept until somebody reads. A receiver that
+raises loses its own request and nobody else's updates.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass, field
 
 from ostinato.engine.loop import EngineLoop, RequestUpdate
 from ostinato.engine.request import FinishReason, TokenLogprobs
-from ostinato.errors import OstinatoError
+from ostinato.errors import EngineError, OstinatoError
+from ostinato.telemetry import EventBus, ReceiverFailed
 
 __all__ = ["RequestOutput", "UpdateRouter"]
 
@@ -48,20 +50,23 @@ class UpdateRouter:
     Args:
         loop: whose steps are run.
         check_open: raises if no step may be run any more.
+        bus: told of receivers that raise.
     """
 
-    def __init__(self, loop: EngineLoop, check_open: Callable[[], object]) -> None:
+    def __init__(self, loop: EngineLoop, check_open: Callable[[], object], *, bus: EventBus | None = None) -> None:
         self.lock = threading.RLock()
         """Held by each step; hold it for whatever else changes the loop."""
         self._loop = loop
         self._check_open = check_open
+        self._bus = bus or EventBus()
         self._receivers: dict[str, Callable[[RequestUpdate], None]] = {}
         self._unread: list[RequestUpdate] = []
+        self._left_over: list[RequestUpdate] = []  # of a step whose handing out was interrupted
 
     @property
     def has_unread(self) -> bool:
         """Whether updates wait that nobody registered for."""
-        return bool(self._unread)
+        return bool(self._unread or self._left_over)
 
     @property
     def num_receivers(self) -> int:
@@ -69,18 +74,51 @@ class UpdateRouter:
         return len(self._receivers)
 
     def register(self, request_id: str, receive: Callable[[RequestUpdate], None]) -> None:
-        """Give the updates of this request to ``receive``, until its last."""
+        """Give the updates of this request to ``receive``, until its last.
+
+        If ``receive`` raises, the request is aborted, nothing more is given to it, and a `ReceiverFailed` is emitted.
+        """
         self._receivers[request_id] = receive
 
     def step(self) -> None:
         """Run one step."""
         with self.lock:
             self._check_open()
-            for update in self._loop.step():
-                receive = self._receivers.get(update.request_id, self._unread.append)
-                if update.finish_reason is not None:
-                    self._receivers.pop(update.request_id, None)
-                receive(update)
+            left, self._left_over = self._left_over, []
+            updates = iter(left or self._loop.step())
+            try:
+                for update in updates:
+                    receive = self._receivers.get(update.request_id, self._unread.append)
+                    if update.finish_reason is not None:
+                        self._receivers.pop(update.request_id, None)
+                    try:
+                        receive(update)
+                    except Exception as error:
+                        self._give_up(update, error)
+            finally:  # an interrupt goes on to the caller; what it kept from others comes with the next step
+                self._left_over += updates
+
+    def run_until(self, is_done: Callable[[], bool]) -> None:
+        """Run steps until ``is_done``, which some of their updates bring about.
+
+        Raises:
+            EngineError: nothing is left to run, so that it never would be.
+        """
+        while True:
+            with self.lock:  # no other thread may bring the last update between the question and the step
+                if is_done():
+                    return
+                self._check_open()
+                if not (self._left_over or self._loop.has_work()):
+                    raise EngineError("a request got no last update and nothing is left to run")
+                self.step()
+
+    def _give_up(self, update: RequestUpdate, error: Exception) -> None:
+        """Let nobody wait for a request whose receiver raised."""
+        if update.finish_reason is None:
+            self._receivers[update.request_id] = _discard
+            self._loop.abort(update.request_id)
+        self._bus.emit(ReceiverFailed(request_id=update.request_id, error=f"{type(error).__name__}: {error}"))
 
     def take_unread(self) -> list[RequestUpdate]:
         """Updates that nobody registered for, oldest first."""
@@ -101,8 +139,7 @@ class UpdateRouter:
         try:
             yield RequestUpdate(request_id=request_id)
             while not is_done:
-                while not mail:
-                    self.step()
+                self.run_until(lambda: bool(mail))
                 update = mail.popleft()
                 is_done = update.finish_reason is not None
                 yield update
@@ -110,3 +147,7 @@ class UpdateRouter:
             if not is_done:
                 with self.lock:
                     self._loop.abort(request_id)
+
+
+def _discard(_update: RequestUpdate) -> None:
+    """Takes the updates of a request that nobody reads."""

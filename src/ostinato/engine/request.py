@@ -8,7 +8,8 @@ stop strings to `engine.text`. Used by every engine layer above.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -19,14 +20,19 @@ from ostinato.errors import OstinatoError, RequestError
 __all__ = [
     "MAX_LOGPROBS",
     "FinishReason",
+    "LogitsProcessor",
     "Request",
     "SamplingParams",
     "TokenLogprobs",
+    "deadline_in",
     "natural_finish",
     "validate_prompt",
 ]
 
 MAX_LOGPROBS: Final = 20  # the OpenAI API's limit; each one is copied to the host at every step
+
+LogitsProcessor = Callable[[list[int], Any], Any]
+"""(token ids of prompt and output, logits [vocab] float32) -> logits [vocab]; it may write to what it is given."""
 
 
 class FinishReason(StrEnum):
@@ -34,6 +40,7 @@ class FinishReason(StrEnum):
 
     STOP = "stop"
     LENGTH = "length"
+    TIMEOUT = "timeout"
     ABORT = "abort"
     ERROR = "error"
 
@@ -149,7 +156,11 @@ class Request:
         num_preemptions: times its pages were taken back for older requests.
         logprobs: one per output token when asked for.
         error: what went wrong when `finish_reason` is ERROR.
+        deadline: when it ends with TIMEOUT at the latest, in seconds of `time.monotonic`; None for never.
+        logits_processors: change its logits before anything else does, in order. One that raises ends the request. A
+            step is launched only when the tokens before are read while such a request is in progress.
         max_num_tokens: prompt and output together that `params` allow; the request ends when it has as many.
+        is_plain: the largest logit is the answer and nothing more is asked.
     """
 
     request_id: str
@@ -163,10 +174,14 @@ class Request:
     num_preemptions: int = 0
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     error: OstinatoError | None = None
+    deadline: float | None = None
+    logits_processors: tuple[LogitsProcessor, ...] = ()
     max_num_tokens: int = field(init=False)
+    is_plain: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.max_num_tokens = len(self.prompt_token_ids) + self.params.max_tokens
+        self.is_plain = self.params.is_plain and not self.logits_processors
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -204,6 +219,16 @@ class Request:
         Judged from state, not from shape: a one-token prompt without output is a prefill.
         """
         return self.num_output_tokens > 0 and self.num_computed_tokens == self.num_tokens - 1
+
+
+def deadline_in(timeout_s: float) -> float:
+    """`Request.deadline` for a request that may take ``timeout_s`` seconds from now.
+
+    Raises:
+        RequestError: not a finite number above 0.
+    """
+    _check_float("timeout_s", timeout_s, "a finite number of seconds > 0", low=0.0, is_low_open=True)
+    return time.monotonic() + timeout_s
 
 
 def natural_finish(request: Request, *, eos_token_ids: Collection[int], max_model_len: int) -> FinishReason | None:

@@ -107,7 +107,8 @@ def test_resolution_on_a_cpu() -> None:
     assert (resolved.device, resolved.dtype, resolved.attention) == ("cpu", "float32", "torch")
     assert (resolved.max_model_len, resolved.max_num_reqs, resolved.max_num_batched_tokens) == (2048, 16, 512)
     assert set(reasons) == {
-        "device", "dtype", "full_mixed_max_tokens", "overlap", "attention", "max_model_len", "max_num_reqs", "max_num_batched_tokens",
+        "device", "dtype", "full_mixed_max_tokens", "overlap", "attention", "max_model_len", "max_num_reqs",
+        "max_num_batched_tokens",
     }  # fmt: skip
     assert reasons["max_model_len"].startswith("2048: ")
 

@@ -3,103 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from ostinato.engine.loop import EngineLoop, RequestUpdate
-from ostinato.engine.paging import PageAllocator
-from ostinato.engine.request import FinishReason, Request, SamplingParams
-from ostinato.engine.sampling import choose_greedy
-from ostinato.engine.scheduler import ScheduledBatch, Scheduler
+from ostinato.engine.loop import RequestUpdate
+from ostinato.engine.request import FinishReason
 from ostinato.engine.text import Tokenizer
 from ostinato.errors import EngineError, OutOfMemoryError, RequestError
-from ostinato.telemetry import Event, EventBus, RequestPreempted
+from ostinato.telemetry import RequestPreempted
+from ostinato.testing.scripted_loop import EOS, VOCAB_SIZE
+from ostinato.testing.scripted_loop import ScriptedLoop as Bench
 from ostinato.testing.tiny_models import write_tiny_model
 
-VOCAB, EOS = 272, 269
 NAN = math.nan
 
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.from_directory(write_tiny_model(tmp_path_factory.mktemp("tiny"), has_weights=False))
-
-
-class ScriptedExecutor:
-    """Gives each request the tokens of its script; a script's NaN makes the whole row NaN."""
-
-    def __init__(self) -> None:
-        self.scripts: dict[str, Sequence[float]] = {}
-        self.batches: list[ScheduledBatch] = []
-        self.failures: list[Exception] = []
-
-    def execute(self, batch: ScheduledBatch) -> Any:
-        self.batches.append(batch)
-        if self.failures:
-            raise self.failures.pop(0)
-        logits = torch.zeros(len(batch.sampling), VOCAB)
-        for row, request in zip(logits, batch.sampling, strict=True):
-            script = self.scripts[request.request_id]
-            token = script[min(request.num_output_tokens, len(script) - 1)]  # with overlap, one step too many
-            if math.isnan(token):
-                row.fill_(NAN)
-            else:
-                row[int(token)] = 10.0
-        token_ids = torch.empty(len(batch.sampling), dtype=torch.int64)
-        choose_greedy(logits, token_ids)
-        return SimpleNamespace(logits=logits, token_ids=token_ids, newest=None)
-
-
-class Bench:
-    """A loop over the scripted executor."""
-
-    def __init__(self, tokenizer: Tokenizer | None, *, overlap: bool = False, **limits: int) -> None:
-        self.overlap = overlap
-        self.executor = ScriptedExecutor()
-        self.allocator = PageAllocator(limits.pop("num_pages", 100), 4)
-        limits = {"max_num_reqs": 8, "max_num_batched_tokens": 32, "max_model_len": 64, **limits}
-        self.scheduler = Scheduler(allocator=self.allocator, **limits)
-        self.events: list[Event] = []
-        self.loop = EngineLoop(
-            self.executor,
-            self.scheduler,
-            tokenizer=tokenizer,
-            eos_token_ids={EOS},
-            max_model_len=limits["max_model_len"],
-            overlap=overlap,
-            bus=EventBus(self),
-        )
-
-    def emit(self, event: Event) -> None:
-        self.events.append(event)
-
-    def add(self, name: str, script: Sequence[float], *, prompt: int = 3, **params: Any) -> Request:
-        request = Request(request_id=name, prompt_token_ids=list(range(prompt)), params=SamplingParams(**params))
-        self.executor.scripts[name] = script
-        self.loop.add(request)
-        return request
-
-    def run(self, *, max_steps: int = 200) -> dict[str, list[RequestUpdate]]:
-        """Step until nothing is left; the updates by request."""
-        found: dict[str, list[RequestUpdate]] = {}
-        for _ in range(max_steps):
-            if not self.loop.has_work():
-                break
-            for update in self.loop.step():
-                found.setdefault(update.request_id, []).append(update)
-        else:
-            pytest.fail("the loop does not end")
-        self.allocator.check_integrity([])
-        assert self.loop._texts == {}, "text state of ended requests is kept"
-        return found
-
-
-BenchMaker = Callable[..., Bench]
 
 
 @pytest.fixture(params=[False, True], ids=["in turn", "overlapped"])
@@ -279,6 +203,24 @@ def test_an_id_may_be_used_again_after_its_request_has_ended(bench: Bench) -> No
     assert joined(bench.run()["a"])[0] == "xyz"
 
 
+def test_an_id_is_in_use_until_its_last_update_is_delivered(tokenizer: Tokenizer) -> None:
+    """Or the last update of the one would be taken for that of the other."""
+    bench = Bench(tokenizer, num_pages=5)
+    bench.add("aborted", letters("ab"), max_tokens=2)
+    bench.loop.abort("aborted")
+    bench.add("never fits", [], prompt=40)
+    for name in ("aborted", "never fits"):
+        with pytest.raises(RequestError, match="in use"):
+            bench.add(name, letters("cd"), max_tokens=2)
+    assert {u.request_id: u.finish_reason for u in bench.loop.step()} == {
+        "aborted": FinishReason.ABORT,
+        "never fits": FinishReason.ERROR,
+    }
+    for name in ("aborted", "never fits"):
+        bench.add(name, letters("cd"), max_tokens=2)
+    assert {name: joined(updates)[0] for name, updates in bench.run().items()} == {"aborted": "cd", "never fits": "cd"}
+
+
 # --- errors -----------------------------------------------------------------------------------------
 
 
@@ -305,16 +247,17 @@ def test_all_rows_nan(bench: Bench) -> None:
     assert {name: u[-1].finish_reason for name, u in found.items()} == dict.fromkeys("ab", FinishReason.ERROR)
 
 
-def test_an_exception_leaves_the_step_repeatable(bench: Bench) -> None:
+def test_an_interrupt_leaves_the_step_repeatable(bench: Bench) -> None:
     bench.add("a", letters("abc"), max_tokens=3)
     bench.add("b", letters("12345"), max_tokens=5, prompt=40)  # two chunks
     seen = [bench.loop.step()]
-    bench.executor.failures = [RuntimeError("planted"), RuntimeError("planted again")]
+    bench.executor.failures = [KeyboardInterrupt("planted"), KeyboardInterrupt("planted again")]
     for words in ("planted", "planted again"):
-        with pytest.raises(RuntimeError, match=words):
+        with pytest.raises(KeyboardInterrupt, match=words):
             bench.loop.step()
     first, second = bench.executor.batches[-2:]
     assert first.items == second.items, "the same step is scheduled again"
+    assert all(request.num_pending_tokens == 0 for request in second.sampling), "what it is fed was read before"
     found = bench.run()
     for update in seen[0]:
         found.setdefault(update.request_id, []).insert(0, update)
@@ -322,19 +265,21 @@ def test_an_exception_leaves_the_step_repeatable(bench: Bench) -> None:
     assert joined(found["b"]) == ("12345", letters("12345"), FinishReason.LENGTH)
 
 
-def test_an_exception_loses_no_update_that_was_due(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("failure", [RuntimeError("planted"), KeyboardInterrupt()], ids=["failure", "interrupt"])
+def test_an_exception_loses_no_update_that_was_due(tokenizer: Tokenizer, failure: BaseException) -> None:
     """An abort and a request that can never fit wait for delivery when the step fails."""
     bench = Bench(tokenizer, num_pages=5)
     bench.add("runs", letters("ab"), max_tokens=2)
     bench.add("aborted", letters("xy"), max_tokens=2)
     bench.add("never fits", [], prompt=40)
     bench.loop.abort("aborted")
-    bench.executor.failures = [RuntimeError("planted")]
-    with pytest.raises(RuntimeError, match="planted"):
-        bench.loop.step()
+    bench.executor.failures = [failure]
+    if isinstance(failure, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            bench.loop.step()
     found = bench.run()
     assert {name: u[-1].finish_reason for name, u in found.items()} == {
-        "runs": FinishReason.LENGTH,
+        "runs": FinishReason.LENGTH if isinstance(failure, KeyboardInterrupt) else FinishReason.ERROR,
         "aborted": FinishReason.ABORT,
         "never fits": FinishReason.ERROR,
     }
@@ -373,7 +318,7 @@ def test_logprobs(bench: Bench) -> None:
     assert all(update.logprobs == () for update in found["plain"])
     flat = [entry for update in found["a"] for entry in update.logprobs]
     assert [entry.token_id for entry in flat] == letters("abc") and request.logprobs == flat
-    expected = 10 - math.log(math.exp(10) + VOCAB - 1)
+    expected = 10 - math.log(math.exp(10) + VOCAB_SIZE - 1)
     for entry in flat:
         assert entry.rank == 1 and entry.logprob == pytest.approx(expected, abs=1e-5)
         assert entry.top[0] == (entry.token_id, entry.logprob) and len(entry.top) == 2

@@ -6,6 +6,7 @@ from ostinato.engine.loop import RequestUpdate
 from ostinato.engine.outputs import RequestOutput, UpdateRouter
 from ostinato.engine.request import FinishReason
 from ostinato.errors import ClosedError, EngineError
+from ostinato.telemetry import EventBus, MemorySink, ReceiverFailed
 
 
 class ScriptedLoop:
@@ -15,6 +16,9 @@ class ScriptedLoop:
 
     def step(self):
         return self.steps.pop(0)
+
+    def has_work(self):
+        return bool(self.steps)
 
     def abort(self, request_id):
         self.aborted.append(request_id)
@@ -59,6 +63,65 @@ def test_leaving_a_follower_early_aborts(has_started):
         next(follower)
     follower.close()
     assert loop.aborted == ["a"]
+
+
+def test_a_receiver_that_raises_loses_its_own_request_alone():
+    loop = ScriptedLoop(
+        [update("a", "1"), update("bad", "2"), update("c", "3")],
+        [
+            update("a", "4", FinishReason.STOP),
+            update("bad", "", FinishReason.ABORT),
+            update("c", "5", FinishReason.STOP),
+        ],
+    )
+    events = MemorySink()
+    router = UpdateRouter(loop, lambda: None, bus=EventBus(events))
+    got, calls = [], []
+
+    def raises(_update):
+        calls.append(_update.text)
+        raise ValueError("the consumer is broken")
+
+    router.register("a", got.append)
+    router.register("bad", raises)
+    router.register("c", got.append)
+    router.step()
+    assert loop.aborted == ["bad"]
+    router.step()
+    assert [u.text for u in got] == ["1", "3", "4", "5"] and calls == ["2"]
+    assert not router.has_unread and router.num_receivers == 0
+    (event,) = events.events
+    assert isinstance(event, ReceiverFailed) and event.request_id == "bad" and "broken" in event.error
+
+
+def test_a_receiver_that_raises_at_the_last_update_has_nothing_to_abort():
+    loop = ScriptedLoop([update("bad", "", FinishReason.STOP), update("a", "1", FinishReason.STOP)])
+    router = UpdateRouter(loop, lambda: None)
+    router.register("bad", {}.__getitem__)
+    router.step()
+    assert loop.aborted == [] and router.num_receivers == 0
+    assert [u.text for u in router.take_unread()] == ["1"]
+
+
+def test_an_interrupt_in_a_receiver_loses_no_update_of_others():
+    loop = ScriptedLoop([update("bad", "1"), update("a", "2"), update("a", "3", FinishReason.STOP)])
+    router = UpdateRouter(loop, lambda: None)
+
+    def interrupted(_update):
+        raise KeyboardInterrupt
+
+    router.register("bad", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        router.step()
+    assert router.has_unread
+    router.step()
+    assert [u.text for u in router.take_unread()] == ["2", "3"] and not router.has_unread
+
+
+def test_waiting_for_an_answer_that_nobody_will_give_is_an_error_and_no_hang():
+    router = UpdateRouter(ScriptedLoop([update("b", "2")]), lambda: None)
+    with pytest.raises(EngineError, match="nothing is left to run"):
+        next(router.follow("a"))
 
 
 def test_no_step_runs_on_a_closed_engine():

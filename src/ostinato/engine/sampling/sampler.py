@@ -9,7 +9,7 @@ the loop.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,6 +20,7 @@ from ostinato.engine.sampling.greedy import NO_TOKEN, choose_greedy
 from ostinato.engine.sampling.host_copy import HostCopy
 from ostinato.engine.sampling.logprobs import PendingLogprobs, start_logprobs
 from ostinato.engine.sampling.penalties import apply_penalties
+from ostinato.engine.sampling.processors import apply_processors
 from ostinato.engine.sampling.uniforms import uniforms_for
 from ostinato.errors import EngineError
 
@@ -48,18 +49,26 @@ class PendingSample:
         token_ids: [num_reqs] int64, on any device.
         logprobs: what was asked for beside them.
         requests: row owners.
+        errors: request id -> why it has no token, where that is known already.
     """
 
-    def __init__(self, token_ids: torch.Tensor, logprobs: PendingLogprobs | None, requests: Sequence[Request]) -> None:
+    def __init__(
+        self,
+        token_ids: torch.Tensor,
+        logprobs: PendingLogprobs | None,
+        requests: Sequence[Request],
+        errors: Mapping[str, EngineError] | None = None,
+    ) -> None:
         self._copy = HostCopy(token_ids)
         self._logprobs = logprobs
         self._requests = requests
+        self._errors = errors or {}
 
     def read(self) -> SampleResult:
         """The tokens, waiting for the device if need be. A request without one is in ``errors``."""
         token_ids: list[int] = self._copy.read().tolist()
         errors = {
-            request.request_id: _not_finite(request)
+            request.request_id: self._errors.get(request.request_id) or _not_finite(request)
             for request, token_id in zip(self._requests, token_ids, strict=True)
             if token_id == NO_TOKEN
         }
@@ -97,9 +106,10 @@ def start_sampling(
     if greedy is None:
         greedy = torch.empty(len(requests), dtype=torch.int64, device=logits.device)
         choose_greedy(logits, greedy)
-    if all(request.params.is_plain for request in requests):
+    if all(request.is_plain for request in requests):
         return PendingSample(greedy, None, requests)
-    scores = apply_penalties(logits, requests, newest)
+    processed, errors = apply_processors(logits, requests)
+    scores = apply_penalties(processed, requests, newest)
     if scores is not logits:
         choose_greedy(scores, greedy)
     random_rows = [i for i, request in enumerate(requests) if not request.params.is_greedy]
@@ -109,7 +119,7 @@ def start_sampling(
         uniforms = uniforms_for(drawn_for, generator)
         drawn = draw_tokens(scores[rows].float(), [r.params for r in drawn_for], uniforms)
         greedy[rows] = torch.where(greedy[rows] == NO_TOKEN, NO_TOKEN, drawn)
-    return PendingSample(greedy, start_logprobs(logits, greedy, requests), requests)
+    return PendingSample(greedy, start_logprobs(logits, greedy, requests), requests, errors)
 
 
 def sample(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ostinato.engine.scheduler.batch import ScheduledBatch, ScheduledRequest
+from ostinato.engine.scheduler.deadlines import Deadlines
 from ostinato.engine.scheduler.scheduler import Scheduler
 
-__all__ = ["ScheduledBatch", "ScheduledRequest", "Scheduler"]
+__all__ = ["Deadlines", "ScheduledBatch", "ScheduledRequest", "Scheduler"]

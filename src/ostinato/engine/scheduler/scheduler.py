@@ -3,19 +3,28 @@
 Each step takes decodes first, then prompts in order of arrival, within a token budget, and owns a page
 slot for every token it schedules. It leaves out sampling, stop rules and tensors. Driven by the loop:
 ``schedule``, launch the step, ``advance``; when its tokens are read, ``finish`` what failed, ``complete``,
-``finish`` what is done. One step may be scheduled and launched before the tokens of the step before are read.
+``finish`` what is done; ``drop`` a step that failed. One step may be scheduled and launched before the tokens of the
+step before are read.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 
 from ostinato.engine.paging import PageAllocator, pages_for
 from ostinato.engine.request import FinishReason, Request
 from ostinato.engine.scheduler.batch import ScheduledBatch, ScheduledRequest
 from ostinato.engine.scheduler.queues import RequestQueues
-from ostinato.errors import ConfigError, EngineError, OstinatoError, OutOfMemoryError, RequestError
+from ostinato.errors import (
+    ConfigError,
+    EngineError,
+    OstinatoError,
+    OutOfMemoryError,
+    PageIntegrityError,
+    RequestError,
+)
 
 __all__ = ["Scheduler"]
 
@@ -76,9 +85,13 @@ class Scheduler:
 
     def abort(self, request_id: str) -> Request | None:
         """End a request with ABORT, also in the middle of a step; None when no such request is here."""
+        return self.end(request_id, FinishReason.ABORT)
+
+    def end(self, request_id: str, reason: FinishReason) -> Request | None:
+        """End a request before its time, also in the middle of a step; None when no such request is here."""
         request = self._queues.get(request_id)
         if request is not None:
-            self.finish(request, FinishReason.ABORT)
+            self.finish(request, reason)
         return request
 
     def finish(self, request: Request, reason: FinishReason, error: OstinatoError | None = None) -> None:
@@ -91,9 +104,26 @@ class Scheduler:
             return
         if not self._queues.remove(request):
             raise EngineError(f"request {request.request_id!r} is not in the scheduler")
-        self._release_pages(request)
         request.finish_reason = reason
         request.error = error
+        self._release_pages(request)
+
+    def drop(self, batch: ScheduledBatch, error: OstinatoError) -> list[Request]:
+        """Give up a step that failed, launched or not: its requests end with ERROR and ``error``; those that did."""
+        ended = [item.request for item in batch.items if not item.request.is_finished]
+        for request in ended:
+            self.finish(request, FinishReason.ERROR, error)
+        self._unread = deque(unread for unread in self._unread if unread is not batch)
+        return ended
+
+    def end_all(self, error: OstinatoError) -> list[Request]:
+        """End every request with ERROR and ``error``, whatever the state of the books; those that it ended."""
+        ended = [*self._queues.running, *self._queues.waiting]
+        for request in ended:
+            with suppress(PageIntegrityError):
+                self.finish(request, FinishReason.ERROR, error)
+        self._unread.clear()
+        return ended
 
     def take_failed(self) -> list[Request]:
         """Requests that the scheduler itself ended since the last call, for the loop to deliver.
@@ -238,5 +268,5 @@ class Scheduler:
         self._failed.append(request)
 
     def _release_pages(self, request: Request) -> None:
-        self._allocator.free(request.pages)
-        request.pages = []
+        pages, request.pages = request.pages, []
+        self._allocator.free(pages)
