@@ -25,7 +25,7 @@ from ostinato.engine.request import FinishReason, Request, TokenLogprobs, natura
 from ostinato.engine.sampling import PendingSample, start_sampling
 from ostinato.engine.scheduler import Deadlines, ScheduledBatch, Scheduler
 from ostinato.engine.step_errors import engine_dead, leaves_device_usable, step_failed, with_cause
-from ostinato.engine.text import IncrementalDetokenizer, StopStrings, Tokenizer
+from ostinato.engine.text import TextState, Tokenizer
 from ostinato.errors import EngineDeadError, EngineError, OstinatoError, PageIntegrityError, RequestError
 from ostinato.telemetry import EngineDied, EventBus, RequestPreempted, StepFailed
 
@@ -100,28 +100,6 @@ class RequestUpdate:
     error: OstinatoError | None = None
 
 
-@dataclass
-class _TextState:
-    """Turns one request's tokens into text."""
-
-    detokenizer: IncrementalDetokenizer | None
-    stops: StopStrings
-
-    def push(self, token_id: int) -> tuple[str, bool]:
-        """New text, and whether a stop string was met."""
-        if self.detokenizer is None:
-            return "", False
-        text, hit = self.stops.push(self.detokenizer.push(token_id))
-        return text, hit is not None
-
-    def flush(self) -> str:
-        """What was held back, at the end of a request that no stop string has ended."""
-        if self.detokenizer is None:
-            return ""
-        text, hit = self.stops.push(self.detokenizer.flush())
-        return text if hit is not None else text + self.stops.flush()
-
-
 class EngineLoop:
     """Runs requests to their end, a step at a time. Used by one thread.
 
@@ -158,7 +136,7 @@ class EngineLoop:
         self._in_flight: deque[_InFlight] = deque()  # oldest first
         self.host_time = HostTime()
         self._bus = bus or EventBus()
-        self._texts: dict[str, _TextState] = {}
+        self._texts: dict[str, TextState] = {}
         self._deadlines = Deadlines()
         self._processed: set[str] = set()  # requests in progress with logits processors, which must see every token
         self._undelivered: list[RequestUpdate] = []
@@ -179,8 +157,7 @@ class EngineLoop:
         if name in self._texts or any(update.request_id == name for update in self._undelivered):
             raise RequestError(f"request id {name!r} is already in use", fix="give each request an id of its own")
         self._scheduler.add(request)
-        detokenizer = None if self._tokenizer is None else IncrementalDetokenizer(self._tokenizer)
-        self._texts[name] = _TextState(detokenizer, StopStrings(request.params.stop))
+        self._texts[name] = TextState(self._tokenizer, request.params.stop)
         if request.deadline is not None:
             self._deadlines.set(name, request.deadline)
         if request.logits_processors:
@@ -387,7 +364,7 @@ class EngineLoop:
                 reason, error = FinishReason.ERROR, _no_text(request_id, cause)
         self._undelivered.append(RequestUpdate(request_id=request_id, text=text, finish_reason=reason, error=error))
 
-    def _forget(self, request_id: str) -> _TextState | None:
+    def _forget(self, request_id: str) -> TextState | None:
         """Let go of what is kept for a request in progress."""
         self._deadlines.forget(request_id)
         self._processed.discard(request_id)

@@ -346,7 +346,7 @@ class BrokenText:
 def test_text_that_cannot_be_made_ends_its_request_alone(bench: Bench, script: list[float]) -> None:
     bench.add("bad", script, max_tokens=3)
     bench.add("good", [1, 2, 3], max_tokens=3)
-    bench.loop._texts["bad"].detokenizer = BrokenText()  # type: ignore[assignment]
+    bench.loop._texts["bad"]._detokenizer = BrokenText()  # type: ignore[assignment]
     found = bench.run()
     last = found["bad"][-1]
     assert last.finish_reason is FinishReason.ERROR and isinstance(last.error, EngineError) and last.token_ids
@@ -355,7 +355,7 @@ def test_text_that_cannot_be_made_ends_its_request_alone(bench: Bench, script: l
 
 def test_text_that_cannot_be_made_at_an_abort(bench: Bench) -> None:
     bench.add("bad", [1, 2, 3], max_tokens=3)
-    bench.loop._texts["bad"].detokenizer = BrokenText()  # type: ignore[assignment]
+    bench.loop._texts["bad"]._detokenizer = BrokenText()  # type: ignore[assignment]
     bench.loop.abort("bad")
     (update,) = bench.run()["bad"]
     assert update.finish_reason is FinishReason.ERROR and "text" in str(update.error)
