@@ -115,12 +115,9 @@ def replay_host_us(graphed: Graphed, key: GraphKey, *, repeats: int) -> dict[str
     plan = graphed.plans[key]
     launches = [entry.replay for entry in plan.entries if hasattr(entry, "replay")]
 
-    guards = getattr(graphed, "_guards", {}).get(key)
-
     def guarded() -> None:
         graphed.buffers.check_addresses()
-        if guards is not None:
-            guards.check()
+        graphed._captured.check(key)
         plan.replay(key.num_tokens)
 
     def bare() -> None:

@@ -22,14 +22,12 @@ from ostinato.runtime.buffers import (
     NUM_TOKENS,
     BridgePool,
     CallLayout,
-    PlanGuards,
     Sizes,
     Slot,
     Staging,
     StaticBuffers,
     places_in,
     places_of,
-    watch_tensors,
 )
 from ostinato.runtime.capture import CaptureBackend, select_backend
 from ostinato.runtime.config import GraphConfig
@@ -54,6 +52,7 @@ from ostinato.runtime.qualify import (
 )
 from ostinato.runtime.runners import (
     BoundCall,
+    CapturedKeys,
     CapturedPlan,
     CaptureReport,
     Delivery,
@@ -177,8 +176,7 @@ class Graphed:
             bridges=self._bridges,
             before_trace=after_warm_up,
         )
-        self._plans: dict[GraphKey, CapturedPlan] = {}
-        self._guards: dict[GraphKey, PlanGuards] = {}
+        self._captured = CapturedKeys(guard_level=self.config.guards)
         self._delivery = Delivery(copies=self.config.outputs == "copy")
         self._shadow_owner = shadow
         self._shadow: Shadow | None = None
@@ -195,7 +193,7 @@ class Graphed:
     @property
     def plans(self) -> Mapping[GraphKey, CapturedPlan]:
         """Captured keys and their plans."""
-        return self._plans
+        return self._captured.plans
 
     def warm_up(self, *, on_key: Callable[[GraphKey], None] | None = None) -> Self:
         """Run every planned key eagerly, largest first: JIT, autotune, lazy initialisation, workspaces.
@@ -234,14 +232,15 @@ class Graphed:
             if plan is None:
                 self._dispatcher.block(key, Reason.CAPTURE_FAILED)
             else:
-                self._plans[key] = plan
+                self._captured.add(key, plan)
                 self._dispatcher.mark_captured(key)
             if on_key is not None:
                 on_key(key)
 
         with self._lock, torch.no_grad():
             report = capture_all(self.keys, self._capture_one, backend=self.backend, bus=self._bus, on_done=done)
-            self._set_guards()
+            known = {self.buffers.arena.untyped_storage().data_ptr(), *self._bridges.addresses}
+            self._captured.watch(places_of(self._fn), places_in(self._state), known=known)
             self._set_shadow()
         self._stage = _Stage.CAPTURED
         if report.failed and not report.captured:
@@ -276,8 +275,7 @@ class Graphed:
         """
         self._require_open()
         self.buffers.check_addresses()
-        for guards in self._guards.values():
-            guards.check_all()
+        self._captured.check_all()
 
     def close(self) -> None:
         """Give back graphs, then the pool. Idempotent; later calls raise `ClosedError`."""
@@ -374,7 +372,7 @@ class Graphed:
         Raises:
             RuntimeStateError: there is no graph of this key; the message lists those that are.
         """
-        return inspect_plan(self._plan_of(key))
+        return inspect_plan(self._captured.plan_of(key))
 
     # --- graph against eager -------------------------------------------------------------------
 
@@ -401,7 +399,7 @@ class Graphed:
             RuntimeStateError: before `capture`, or there is no graph of a key.
             QualificationError: the callable fails on a test batch.
         """
-        chosen = self._captured(keys, step="qualify")
+        chosen = self._chosen(keys, step="qualify")
         self.finish_shadow()
         with self._lock, _no_grad():
             report = qualify_keys(self._subject(), chosen, cases, seed=seed, on_key=on_key)
@@ -418,7 +416,7 @@ class Graphed:
 
         Raises: what `qualify` does.
         """
-        self._captured([key], step="bisect")
+        self._chosen([key], step="bisect")
         with self._lock, _no_grad():
             return bisect_key(self._subject(), key, cases, seed=seed)
 
@@ -435,25 +433,19 @@ class Graphed:
         self._dispatcher.block(key, Reason.QUARANTINED)
         self._bus.emit(KeyQuarantined(key=str(key), found_by=found_by, what=what, where=where))
 
-    def _captured(self, keys: Sequence[GraphKey] | None, *, step: str) -> list[GraphKey]:
+    def _chosen(self, keys: Sequence[GraphKey] | None, *, step: str) -> list[GraphKey]:
         has_none = keys is None and not self.keys  # mode "none": there is nothing to capture, hence nothing to say
         self._require(_Stage.CAPTURED, *([_Stage.WARM] if has_none else []), step=step)
-        chosen = list(self._plans) if keys is None else list(keys)
+        chosen = list(self.plans) if keys is None else list(keys)
         for key in chosen:
-            self._plan_of(key)
+            self._captured.plan_of(key)
         return chosen
-
-    def _plan_of(self, key: GraphKey) -> CapturedPlan:
-        if key not in self._plans:
-            captured = ", ".join(str(k) for k in self._plans) or "none"
-            raise RuntimeStateError(f"there is no graph of {key}", fix=f"captured keys: {captured}")
-        return self._plans[key]
 
     def _subject(self) -> Subject:
         return Subject(
             backend=self.backend,
             buffers=self.buffers,
-            plans=self._plans,
+            plans=self.plans,
             sizes_of=self.key_sizes,
             bind=self._bind,
             call=self._call_on,
@@ -462,7 +454,7 @@ class Graphed:
             state=self._written_state(),
             ranges=self._integer_ranges,
             capture=lambda key: self._runners[key.runtime_mode].capture(key, self._bind(key)),
-            check_guards=lambda key: self._guards[key].check_all(),
+            check_guards=self._captured.check_all,
             is_bitwise=self._is_bitwise,
         )
 
@@ -493,9 +485,9 @@ class Graphed:
 
     def _replay(self, key: GraphKey, decision: Decision) -> Any:
         self._require_open()
-        plan = self._plans[key]
+        plan = self.plans[key]
         self.buffers.check_addresses()
-        self._guards[key].check()
+        self._captured.check(key)
         live = decision.live
         if self._shadow is None:
             outputs = plan.replay(live.num_tokens)
@@ -508,24 +500,8 @@ class Graphed:
         self._make_ready(key)
         return self._runners[key.runtime_mode].capture(key, self._bind(key))
 
-    def _set_guards(self) -> None:
-        """Watch what the plans read. Its memory is kept from here on, unless guards are off."""
-        known = {self.buffers.arena.untyped_storage().data_ptr(), *self._bridges.addresses}
-        places, state = places_of(self._fn), places_in(self._state)
-        for key, plan in self._plans.items():
-            watched = []
-            if self.config.guards != "off":
-                watched = watch_tensors(plan.externals, places, state=state, known=known)
-            plan.externals.clear()
-            self._guards[key] = PlanGuards(str(key), watched, level=self.config.guards)
-        for guards in self._guards.values():
-            guards.settle()
-
     def _drop_plans(self) -> None:
-        for plan in self._plans.values():
-            plan.close()
-        self._plans.clear()
-        self._guards.clear()
+        self._captured.clear()
         self._shadow = None
 
     def _report_drop(self, key: GraphKey, why: str) -> None:

@@ -10,6 +10,7 @@ from ostinato.runtime.runners.agreement import (
 )
 from ostinato.runtime.runners.break_step import BreakStep, break_inputs
 from ostinato.runtime.runners.breakable import BreakableRunner
+from ostinato.runtime.runners.captured_keys import CapturedKeys
 from ostinato.runtime.runners.delivery import Delivery
 from ostinato.runtime.runners.eager import run_eager
 from ostinato.runtime.runners.full import FullRunner
@@ -29,6 +30,7 @@ __all__ = [
     "BreakableRunner",
     "Call",
     "CaptureReport",
+    "CapturedKeys",
     "CapturedPlan",
     "Delivery",
     "Gap",

@@ -1,0 +1,81 @@
+"""`CapturedKeys`: the plans of one callable by key, and the guards that stand before each.
+
+Owns both until they are dropped. Which key a step takes is the dispatcher's business. Called by the facade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ostinato.errors import RuntimeStateError
+from ostinato.runtime.buffers import Place, PlanGuards, watch_tensors
+from ostinato.runtime.keys import GraphKey
+from ostinato.runtime.runners.plan import CapturedPlan
+
+__all__ = ["CapturedKeys"]
+
+
+class CapturedKeys:
+    """Plans, each with its guards.
+
+    Args:
+        guard_level: see `GraphConfig.guards`.
+    """
+
+    def __init__(self, *, guard_level: str) -> None:
+        self._level = guard_level
+        self._plans: dict[GraphKey, CapturedPlan] = {}
+        self._guards: dict[GraphKey, PlanGuards] = {}
+
+    @property
+    def plans(self) -> Mapping[GraphKey, CapturedPlan]:
+        """By key, largest first."""
+        return self._plans
+
+    def add(self, key: GraphKey, plan: CapturedPlan) -> None:
+        """Take a plan over."""
+        self._plans[key] = plan
+
+    def watch(self, places: Sequence[Place], state: Sequence[Place], *, known: set[int]) -> None:
+        """Guard what the plans read, once all are captured. Its memory is kept from here on, unless guards are off.
+
+        Args:
+            places: where the callable's tensors may come from.
+            state: places that it is said to read.
+            known: addresses of memory that is guarded otherwise.
+        """
+        for key, plan in self._plans.items():
+            watched = []
+            if self._level != "off":
+                watched = watch_tensors(plan.externals, places, state=state, known=known)
+            plan.externals.clear()
+            self._guards[key] = PlanGuards(str(key), watched, level=self._level)
+        for guards in self._guards.values():
+            guards.settle()
+
+    def plan_of(self, key: GraphKey) -> CapturedPlan:
+        """The plan of ``key``.
+
+        Raises:
+            RuntimeStateError: there is none; the message lists those that are.
+        """
+        if key not in self._plans:
+            captured = ", ".join(str(k) for k in self._plans) or "none"
+            raise RuntimeStateError(f"there is no graph of {key}", fix=f"captured keys: {captured}")
+        return self._plans[key]
+
+    def check(self, key: GraphKey) -> None:
+        """What is due before a replay of ``key``; raises what `PlanGuards.check` does."""
+        self._guards[key].check()
+
+    def check_all(self, key: GraphKey | None = None) -> None:
+        """Look at everything that ``key`` reads, or that any key does; raises what `PlanGuards.check` does."""
+        for guards in self._guards.values() if key is None else [self._guards[key]]:
+            guards.check_all()
+
+    def clear(self) -> None:
+        """Give all graphs back, and what the guards kept."""
+        for plan in self._plans.values():
+            plan.close()
+        self._plans.clear()
+        self._guards.clear()
