@@ -43,7 +43,7 @@ def plan(
     """Choose bucket sizes for the traffic of a trace or a histogram."""
     if (trace is None) == (histogram is None):
         raise ConfigError("give either --trace or --histogram", fix="name one CSV trace or one JSON histogram")
-    if not load_factor > 0:
+    if not 0 < load_factor < float("inf"):
         raise ConfigError(f"load_factor is {load_factor:g}", fix="use a number above 0; 1 is the trace as it was")
     for name, value in (("chunk_tokens", chunk_tokens), ("max_num_reqs", max_num_reqs)):
         if value < 1:

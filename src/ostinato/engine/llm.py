@@ -74,6 +74,8 @@ class LLM:
         unknown = sorted(set(settings) - known)
         if unknown:
             raise ConfigError(f"unknown settings {unknown}", fix=f"use fields of EngineConfig: {sorted(known)}")
+        if config is not None and not isinstance(config, EngineConfig):
+            raise ConfigError(f"config is a {type(config).__name__}", fix="pass EngineConfig(...)")
         base = config or EngineConfig()
         if model != DEFAULT_MODEL:
             settings["model"] = model
@@ -128,7 +130,7 @@ class LLM:
         Raises:
             RequestError: not one `SamplingParams` for each prompt.
         """
-        is_one = isinstance(prompts, str) or not isinstance(prompts, Iterable)
+        is_one = isinstance(prompts, str | bytes | bytearray | Mapping) or not isinstance(prompts, Iterable)
         many: list[Prompt] = [prompts] if is_one else list(prompts)  # type: ignore[list-item, arg-type]
         if many and all(isinstance(p, int) for p in many):
             many = [many]  # type: ignore[list-item]  # one prompt of token ids
@@ -145,6 +147,10 @@ class LLM:
             conversations: one conversation, or several.
             params: for all, or one each.
         """
+        if isinstance(conversations, str) or not isinstance(conversations, Sequence):
+            got = type(conversations).__name__
+            fix = 'send [{"role": "user", "content": ...}], or a list of such conversations'
+            raise RequestError(f"a conversation cannot be of type {got}", fix=fix)
         is_one = bool(conversations) and isinstance(conversations[0], Mapping)
         many: list[Any] = [conversations] if is_one else list(conversations)
         return self._run_all(many, params, self._encode_chat)
@@ -336,6 +342,8 @@ class LLM:
         logits_processors: tuple[LogitsProcessor, ...] = (),
     ) -> str:
         self._require_open()
+        if request_id is not None and not isinstance(request_id, str):
+            raise RequestError(f"a request id cannot be of type {type(request_id).__name__}", fix="use a text")
         if params is not None and not isinstance(params, SamplingParams):
             raise RequestError(f"params cannot be of type {type(params).__name__}", fix="send SamplingParams(...)")
         if params is not None and params.stop and self.tokenizer is None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ostinato.errors import ConfigError, UnknownNameError
@@ -96,12 +97,14 @@ class GraphConfig:
             value = getattr(self, field)
             if value is not None:
                 object.__setattr__(self, field, _positive(field, value))
-        if isinstance(self.full_mixed_max_tokens, bool) or self.full_mixed_max_tokens < 0:
+        if not _is_int(self.full_mixed_max_tokens, low=0):
             raise ConfigError(
                 f"full_mixed_max_tokens is {self.full_mixed_max_tokens!r}", fix="use a number of tokens, or 0 for none"
             )
-        if isinstance(self.shadow_every, bool) or not isinstance(self.shadow_every, int) or self.shadow_every < 0:
+        if not _is_int(self.shadow_every, low=0):
             raise ConfigError(f"shadow_every is {self.shadow_every!r}", fix="use a number of steps, or 0 for never")
+        if not isinstance(self.padding, bool):
+            raise ConfigError(f"padding is {self.padding!r}", fix="use True or False")
         for field in (
             "max_size",
             "max_num_reqs",
@@ -122,16 +125,23 @@ class GraphConfig:
                 f"decode size {self.decode_sizes[-1]} is above max_num_reqs {self.max_num_reqs}",
                 fix="drop it from decode_sizes or raise max_num_reqs",
             )
-        if self.max_padding is not None and self.max_padding < 1:
-            raise ConfigError(f"max_padding is {self.max_padding}", fix="use 1.0 (exact sizes only) or more")
-        if self.warm_up_runs < 1:
-            raise ConfigError(f"warm_up_runs is {self.warm_up_runs}", fix="use 1 or more: capture needs a warm kernel")
+        is_number = isinstance(self.max_padding, int | float) and not isinstance(self.max_padding, bool)
+        if self.max_padding is not None and not (is_number and self.max_padding >= 1):
+            raise ConfigError(f"max_padding is {self.max_padding!r}", fix="use 1.0 (exact sizes only) or more")
+        if not _is_int(self.warm_up_runs, low=1):
+            raise ConfigError(f"warm_up_runs is {self.warm_up_runs!r}", fix="use 1 or more: capture needs warm code")
 
 
 def _positive(field: str, values: tuple[int, ...]) -> tuple[int, ...]:
     """``values`` sorted without duplicates; ConfigError where one is not a positive int."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ConfigError(f"{field} must be several sizes", fix=f"write {field}=({values!r},)", got=values)
     values = tuple(values)
-    bad = [v for v in values if isinstance(v, bool) or not isinstance(v, int) or v < 1]
+    bad = [v for v in values if not _is_int(v, low=1)]
     if bad or not values:
         raise ConfigError(f"{field} must be positive integers", fix=f"remove {bad or 'the empty list'}", got=values)
     return tuple(sorted(set(values)))
+
+
+def _is_int(value: object, *, low: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low

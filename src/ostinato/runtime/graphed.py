@@ -29,7 +29,7 @@ from ostinato.runtime.buffers import (
     places_in,
     places_of,
 )
-from ostinato.runtime.capture import CaptureBackend, select_backend
+from ostinato.runtime.capture import CaptureBackend, as_device, select_backend
 from ostinato.runtime.config import GraphConfig
 from ostinato.runtime.dispatch import Decision, Dispatcher, ModeRequest, Reason, ResolvedMode, resolve_mode
 from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch, Mode, Partition
@@ -123,7 +123,15 @@ class Graphed:
         if example is not None and not isinstance(example, tuple):
             raise ConfigError(f"example is a {type(example).__name__}", fix="pass a tuple of arguments: example=(x,)")
         if not callable(fn):
-            raise ConfigError(f"a {type(fn).__name__} cannot be called", fix="pass a function or a module")
+            raise ConfigError(
+                f"a value of type {type(fn).__name__} cannot be called", fix="pass a function or a module"
+            )
+        if not isinstance(capture_support, CaptureSupport):
+            raise ConfigError(f"capture_support is {capture_support!r}", fix="pass a CaptureSupport")
+        if slots is not None and not (
+            isinstance(slots, Mapping) and slots and all(isinstance(slot, Slot) for slot in slots.values())
+        ):
+            raise ConfigError("slots map names to Slot(...)", fix='pass slots={"x": Slot(shape=(None, 8), dtype=...)}')
         if config is not None and not isinstance(config, GraphConfig):
             raise ConfigError(f"config is a {type(config).__name__}", fix="pass GraphConfig(...)")
         has_example = example is not None or example_kwargs is not None
@@ -137,7 +145,7 @@ class Graphed:
         else:
             self._layout = CallLayout.from_example(fn, example or (), example_kwargs or {})
         found = list(tensors((example, example_kwargs)))
-        self.device = torch.device(device) if device is not None else found[0].device if found else torch.device("cpu")
+        self.device = as_device(device) if device is not None else found[0].device if found else torch.device("cpu")
         self._integer_ranges = integer_ranges(self._layout.slots, found)
         self._prepare = prepare
         self._after_warm_up = after_warm_up
@@ -551,7 +559,7 @@ class Graphed:
         if self._stage not in stages:
             raise RuntimeStateError(
                 f"{step}() was called when the callable was {self._stage}",
-                fix="the order is: warm_up(), capture(), then calls, then close()",
+                fix="the order is: warm_up(), capture(), then calls, then close(); after release() call recapture()",
             )
 
     def _require_open(self) -> None:

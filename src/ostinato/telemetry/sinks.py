@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from typing import Protocol
 
+from ostinato.errors import ConfigError
 from ostinato.telemetry.events import (
     BreaksMissing,
     CaptureFailed,
@@ -68,9 +69,16 @@ class LogSink:
 
 
 class EventBus:
-    """Fans events out to sinks."""
+    """Fans events out to sinks.
+
+    Raises:
+        ConfigError: a sink has no ``emit``.
+    """
 
     def __init__(self, *sinks: Sink) -> None:
+        for sink in sinks:
+            if not callable(getattr(sink, "emit", None)):
+                raise ConfigError(f"a sink is of type {type(sink).__name__}", fix="pass objects with emit(event)")
         self._sinks = list(sinks)
         self.num_dropped = 0
 

@@ -603,3 +603,27 @@ def test_shadows_change_no_answer(tiny_dir: Callable[[str], Path], shared: LLMMa
         assert [output.token_ids for output in engine.generate(GOOD, params)] == expected
         assert "QUARANTINED" not in engine.stats()["dispatch"]["by_reason"]
         assert engine._require_open().graphed._shadow.num_compared >= 4  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("prompts", [b"x", {"prompt": "x"}])
+def test_one_thing_that_is_no_prompt(llm: LLM, prompts: Any) -> None:
+    (output,) = llm.generate(prompts, TEN)
+    assert isinstance(output.error, RequestError) and "a prompt cannot be of type" in output.error.message
+
+
+@pytest.mark.parametrize("conversations", [None, 3, "hello"])
+def test_what_is_no_conversation(llm: LLM, conversations: Any) -> None:
+    with pytest.raises(RequestError, match="a conversation cannot be of type"):
+        llm.chat(conversations)
+
+
+def test_a_request_id_is_a_text(llm: LLM) -> None:
+    for bad in (["x"], 3):
+        with pytest.raises(RequestError, match="a request id cannot be of type"):
+            llm.add_request("a", request_id=bad)  # type: ignore[arg-type]
+    assert not llm.has_work()
+
+
+def test_a_config_of_another_type() -> None:
+    with pytest.raises(ConfigError, match="config is a int"):
+        LLM(config=3)  # type: ignore[arg-type]

@@ -153,6 +153,47 @@ def test_a_replaced_submodule_is_seen():
         del before
 
 
+@pytest.mark.parametrize("home", ["closure", "mapping", "list", "object"])
+def test_a_replaced_module_is_seen_wherever_the_callable_has_it(home):
+    """Built before the capture, so that torch tells nobody when it is swapped in."""
+    first, second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    module, mapping, several = first, {"m": first}, [first]
+
+    class Holder:
+        pass
+
+    holder = Holder()
+    holder.m = first
+    callables = {
+        "closure": lambda x: module(x),
+        "mapping": lambda x: mapping["m"](x),
+        "list": lambda x: several[0](x),
+        "object": lambda x: holder.m(x),
+    }
+    with captured(callables[home]) as graphed:
+        graphed(X)
+        module = mapping["m"] = several[0] = holder.m = second
+        with pytest.raises(TensorReboundError, match=r"weight|bias"):
+            graphed(X)
+        graphed.recapture()
+        assert torch.equal(graphed(X), second(X))
+
+
+def test_a_replaced_attribute_of_an_object_at_hand():
+    class Table:
+        def __init__(self):
+            self.rows = torch.ones(WIDTH)
+
+    table = Table()
+    old = table.rows  # somebody holds it: nothing is dropped
+    with captured(lambda x: x + table.rows) as graphed:
+        graphed(X)
+        table.rows = torch.zeros(WIDTH)
+        with pytest.raises(TensorReboundError, match=r"table\.rows"):
+            graphed(X)
+        del old
+
+
 def test_a_tensor_that_a_break_is_given():
     holder = {"table": torch.ones(WIDTH)}
 

@@ -48,27 +48,32 @@ def places_in(state: Any) -> list[Place]:
 
 def _of_callable(fn: Any) -> Iterator[Place]:
     if isinstance(fn, torch.nn.Module):
-        yield from _of_module("", fn)
+        yield from _of_module("", fn, _constant(fn))
     elif isinstance(fn, functools.partial):
         yield from _of_callable(fn.func)
         for name, value in (*((f"args[{i}]", v) for i, v in enumerate(fn.args)), *fn.keywords.items()):
-            yield from _of_value(name, value, _constant(value))
+            yield from _of_reached(name, value, _constant(value))
     elif isinstance(fn, types.MethodType):
-        yield from _of_callable(fn.__self__) if isinstance(fn.__self__, torch.nn.Module) else _of_object(fn.__self__)
+        yield from _of_reached("", fn.__self__, _constant(fn.__self__))
     elif isinstance(fn, types.FunctionType):
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-            value = _in_cell(cell)
-            yield from _of_value(name, value, functools.partial(_in_cell, cell))
+            yield from _of_reached(name, _in_cell(cell), functools.partial(_in_cell, cell))
         for name in fn.__code__.co_names:
             if name in fn.__globals__:
-                yield from _of_value(name, fn.__globals__[name], functools.partial(fn.__globals__.get, name))
-    elif hasattr(fn, "__dict__"):
-        yield from _of_object(fn)
+                get = functools.partial(fn.__globals__.get, name)
+                yield from _of_reached(name, fn.__globals__[name], get)
+    else:
+        yield from _of_reached("", fn, _constant(fn))
 
 
-def _of_object(owner: Any) -> Iterator[Place]:
-    for name, value in vars(owner).items() if hasattr(owner, "__dict__") else ():
-        yield from _of_value(name, value, functools.partial(vars(owner).get, name))
+def _of_reached(name: str, value: Any, get: Callable[[], Any]) -> Iterator[Place]:
+    """Places in what a callable has at hand: `_of_value`, and the attributes of a plain object."""
+    yield from _of_value(name, value, get)
+    is_plain = hasattr(value, "__dict__") and not isinstance(
+        value, torch.nn.Module | torch.Tensor | type | types.ModuleType | types.FunctionType | Mapping | list | tuple
+    )
+    for key, item in list(vars(value).items()) if is_plain else ():
+        yield from _of_value(f"{name}.{key}" if name else key, item, functools.partial(_attribute, get, key))
 
 
 def _of_value(name: str, value: Any, get: Callable[[], Any], *, enters_modules: bool = True) -> Iterator[Place]:
@@ -76,7 +81,7 @@ def _of_value(name: str, value: Any, get: Callable[[], Any], *, enters_modules: 
         yield Place(name, get, get, value, is_registered=False)
     elif isinstance(value, torch.nn.Module):
         if enters_modules:
-            yield from _of_module("" if name == "state" else name, value)
+            yield from _of_module("" if name == "state" else name, value, get)
     elif isinstance(value, Mapping):
         for key, item in value.items():
             entry = functools.partial(_entry, get, key)
@@ -88,14 +93,14 @@ def _of_value(name: str, value: Any, get: Callable[[], Any], *, enters_modules: 
                 yield from _of_value(f"{name}[{index}]", item, entry, enters_modules=enters_modules)
 
 
-def _of_module(name: str, root: torch.nn.Module) -> Iterator[Place]:
+def _of_module(name: str, root: torch.nn.Module, get_root: Callable[[], Any]) -> Iterator[Place]:
     for dotted, owner in root.named_modules():
         path = tuple(dotted.split(".")) if dotted else ()
         prefix = ".".join(part for part in (name, dotted) if part)
         # The last: plain attributes, which torch does not register.
         for kind in ("_parameters", "_buffers", "__dict__"):
             for key, value in getattr(owner, kind).items():
-                get = functools.partial(_in_module, root, path, kind, key)
+                get = functools.partial(_in_module, get_root, path, kind, key)
                 full_name = f"{prefix}.{key}" if prefix else key
                 if isinstance(value, torch.Tensor):
                     peek = functools.partial(getattr(owner, kind).get, key)
@@ -104,12 +109,16 @@ def _of_module(name: str, root: torch.nn.Module) -> Iterator[Place]:
                     yield from _of_value(full_name, value, get, enters_modules=False)
 
 
-def _in_module(root: torch.nn.Module, path: tuple[str, ...], kind: str, key: str) -> Any:
-    """What stands in the module that is at ``path`` today."""
-    module: torch.nn.Module | None = root
+def _in_module(get_root: Callable[[], Any], path: tuple[str, ...], kind: str, key: str) -> Any:
+    """What stands in the module that is at ``path`` today, below the one that the callable has at hand today."""
+    module = get_root()
     for part in path:
-        module = None if module is None else module._modules.get(part)
-    return None if module is None else getattr(module, kind).get(key)
+        module = module._modules.get(part) if isinstance(module, torch.nn.Module) else None
+    return getattr(module, kind).get(key) if isinstance(module, torch.nn.Module) else None
+
+
+def _attribute(get: Callable[[], Any], key: str) -> Any:
+    return getattr(get(), "__dict__", {}).get(key)
 
 
 def _in_cell(cell: types.CellType) -> Any:

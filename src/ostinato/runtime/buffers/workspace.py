@@ -11,6 +11,7 @@ import torch
 
 from ostinato.errors import ConfigError, WorkspaceGrowthError
 from ostinato.runtime.breaks import is_recording
+from ostinato.runtime.capture import as_device
 
 __all__ = ["Workspace"]
 
@@ -22,12 +23,16 @@ class Workspace:
         name: for messages.
         device: where it lies.
         num_bytes: to begin with.
+
+    Raises:
+        ConfigError: no number of bytes, or more than there is.
+        DeviceUnavailableError: no such device on this machine.
     """
 
     def __init__(self, name: str, *, device: torch.device | str, num_bytes: int = 0) -> None:
         self.name = name
         self._is_captured = False
-        self._memory = _allocate(num_bytes, torch.device(device))
+        self._memory = self._allocate(num_bytes, as_device(device))
 
     @property
     def num_bytes(self) -> int:
@@ -44,12 +49,10 @@ class Workspace:
 
         Raises:
             WorkspaceGrowthError: more than it has is asked for in a capture, or after one.
-            ConfigError: a negative number of bytes.
+            ConfigError: no number of bytes, or more than there is.
         """
-        if num_bytes < 0:
-            raise ConfigError(f"{num_bytes} bytes are asked of workspace {self.name!r}", fix="ask for 0 or more")
         is_in_capture = is_recording()
-        if num_bytes > self.num_bytes:
+        if _checked(self.name, num_bytes) > self.num_bytes:
             if is_in_capture or self._is_captured:
                 raise WorkspaceGrowthError(
                     f"workspace {self.name!r} would grow {'in' if is_in_capture else 'after'} a capture and move",
@@ -57,7 +60,7 @@ class Workspace:
                     expected=f"at most {self.num_bytes} bytes",
                     got=num_bytes,
                 )
-            self._memory = _allocate(num_bytes, self._memory.device)
+            self._memory = self._allocate(num_bytes, self._memory.device)
         self._is_captured = self._is_captured or is_in_capture
         return self._memory[:num_bytes]
 
@@ -65,7 +68,15 @@ class Workspace:
         """Let it grow again. Call it when all graphs that use it are released, and never before."""
         self._is_captured = False
 
+    def _allocate(self, num_bytes: int, device: torch.device) -> torch.Tensor:
+        try:
+            with torch.inference_mode(False):  # wherever it is made, it can be written everywhere
+                return torch.empty(_checked(self.name, num_bytes), dtype=torch.uint8, device=device)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            raise ConfigError(f"workspace {self.name!r} cannot have {num_bytes:,} bytes", fix="ask for less") from error
 
-def _allocate(num_bytes: int, device: torch.device) -> torch.Tensor:
-    with torch.inference_mode(False):  # wherever it is made, it can be written everywhere
-        return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+def _checked(name: str, num_bytes: int) -> int:
+    if not isinstance(num_bytes, int) or isinstance(num_bytes, bool) or num_bytes < 0:
+        raise ConfigError(f"{num_bytes!r} bytes are asked of workspace {name!r}", fix="ask for a whole number")
+    return num_bytes

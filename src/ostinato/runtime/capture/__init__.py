@@ -3,7 +3,7 @@
 from ostinato.runtime.capture.backend import BakedCall, CaptureBackend, CapturedGraph, GraphStep, PoolMemory
 from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.gate import CaptureGate
-from ostinato.runtime.capture.select import BACKENDS, select_backend
+from ostinato.runtime.capture.select import BACKENDS, as_device, select_backend
 
 __all__ = [
     "BACKENDS",
@@ -14,5 +14,6 @@ __all__ = [
     "External",
     "GraphStep",
     "PoolMemory",
+    "as_device",
     "select_backend",
 ]

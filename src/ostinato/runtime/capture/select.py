@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import torch
 
-from ostinato.errors import UnknownNameError
+from ostinato.errors import ConfigError, DeviceUnavailableError, UnknownNameError
 from ostinato.runtime.capture.backend import CaptureBackend
 from ostinato.runtime.capture.cuda import CudaBackend
 from ostinato.runtime.capture.simulated import SimulatedBackend
 
-__all__ = ["BACKENDS", "select_backend"]
+__all__ = ["BACKENDS", "as_device", "select_backend"]
 
 BACKENDS: dict[str, Callable[[torch.device], CaptureBackend]] = {"cuda": CudaBackend, "cpu": SimulatedBackend}
 """Device type -> constructor."""
@@ -24,7 +24,25 @@ def select_backend(device: torch.device | str) -> CaptureBackend:
         UnknownNameError: no backend for this device type.
         DeviceUnavailableError: the device is not on this machine.
     """
-    device = torch.device(device)
+    device = as_device(device)
     if device.type not in BACKENDS:
         raise UnknownNameError.of("device type for graphs", device.type, list(BACKENDS))
     return BACKENDS[device.type](device)
+
+
+def as_device(device: torch.device | str) -> torch.device:
+    """``device`` as torch has it.
+
+    Raises:
+        ConfigError: it names no device.
+        DeviceUnavailableError: torch finds no CUDA device.
+    """
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ConfigError(f"{device!r} names no device", fix='use "cpu", "cuda" or "cuda:N"') from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceUnavailableError(
+            f"device {found} asked for, but torch finds no CUDA device", fix="use device='cpu' (simulated graphs)"
+        )
+    return found

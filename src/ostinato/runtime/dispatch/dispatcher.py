@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ostinato.errors import InputSpecError
 from ostinato.runtime.dispatch.decision import Decision, Reason
 from ostinato.runtime.dispatch.policy import KeyTable, choose
 from ostinato.runtime.keys import GraphKey, LiveBatch
@@ -33,9 +34,14 @@ class Dispatcher:
         return list(self._table.keys)
 
     def decide(self, live: LiveBatch) -> Decision:
-        """The decision for ``live``. Changes nothing and counts nothing."""
+        """The decision for ``live``. Changes nothing and counts nothing.
+
+        Raises:
+            InputSpecError: sizes that no step can have.
+        """
         decision = self._cache.get(live)
         if decision is None:
+            _check_sizes(live)
             if len(self._cache) >= _CACHE_LIMIT:
                 self._cache.clear()
             decision = self._cache[live] = choose(live, self._table, max_padding=self._max_padding)
@@ -62,3 +68,15 @@ class Dispatcher:
         """``key`` may not be used, for ``reason``."""
         self._table.blocked[key] = reason
         self._cache.clear()
+
+
+def _check_sizes(live: LiveBatch) -> None:
+    named = {"num_tokens": live.num_tokens, "num_reqs": live.num_reqs, "uniform_query_len": live.uniform_query_len}
+    for name, size in named.items():
+        is_open = size is None and name != "num_tokens"
+        if not is_open and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+            raise InputSpecError(f"a step cannot have {name}={size!r}", fix="use a whole number from 1 on")
+    if live.num_reqs is not None and live.num_reqs > live.num_tokens:
+        raise InputSpecError(
+            f"a step of {live.num_tokens} tokens cannot have {live.num_reqs} requests", fix="count a token for each"
+        )

@@ -26,10 +26,10 @@ def agree_on(lives: Sequence[LiveBatch]) -> LiveBatch:
         batch is vetoed.
 
     Raises:
-        ConfigError: there is no rank.
+        ConfigError: there is no rank, or something else than a batch.
     """
-    if not lives:
-        raise ConfigError("there are no ranks to agree", fix="pass one LiveBatch for each rank")
+    if not isinstance(lives, Sequence) or not lives or not all(isinstance(live, LiveBatch) for live in lives):
+        raise ConfigError("there are no ranks to agree", fix="pass a list of one LiveBatch for each rank", got=lives)
     busy = [live for live in lives if live.num_tokens] or list(lives[:1])
     query_lens = {live.uniform_query_len for live in busy}
     variants = sorted({live.variant for live in busy})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ostinato.errors import ConfigError
@@ -22,6 +23,13 @@ class GraphPrice:
     mib: float = 2.0
     capture_seconds: float = 0.025
     kv_bytes_per_token: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("mib", "capture_seconds"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"a graph of {name} {getattr(self, name):g} cannot be", fix="use a number above 0")
+        if self.kv_bytes_per_token < 0:
+            raise ConfigError(f"kv_bytes_per_token is {self.kv_bytes_per_token}", fix="use 0 (not known) or more")
 
     def kv_tokens(self, num_graphs: int) -> int | None:
         """KV tokens that the memory of so many graphs would have held."""
@@ -44,7 +52,7 @@ def affordable_graphs(
     ):
         if budget is None:
             continue
-        if not budget > 0 or budget < each:
+        if not budget >= each:  # not a number is none either
             raise ConfigError(f"{name} of {budget:g} allows no graph", fix=f"one graph needs {each:g}", field=name)
-        allowed = min(allowed, int(budget / each)) if each > 0 else allowed
+        allowed = int(min(allowed, budget / each))
     return allowed

@@ -84,3 +84,9 @@ def test_a_size_left_open_stays_open():
 def test_no_ranks():
     with pytest.raises(ConfigError):
         agree_on([])
+
+
+@pytest.mark.parametrize("lives", [3, None, [1], []])
+def test_what_is_no_list_of_batches_is_refused(lives):
+    with pytest.raises(ConfigError, match="no ranks to agree"):
+        agree_on(lives)
