@@ -224,7 +224,8 @@ def _check_int(name: str, value: object, *, low: int, high: int | None) -> None:
     expected = f"an integer >= {low}" + ("" if high is None else f" and <= {high}")
     is_int = isinstance(value, int) and not isinstance(value, bool)
     if not is_int or value < low or (high is not None and value > high):  # type: ignore[operator]
-        raise ConfigError(f"{name} must be {expected}, got {value!r}", field=name, expected=expected, got=repr(value))
+        message, fix = f"{name} must be {expected}, got {value!r}", f"set {name} accordingly"
+        raise ConfigError(message, fix=fix, field=name, expected=expected, got=repr(value))
 
 
 def _contradiction(name: str, value: object, expected: str, fix: str) -> None:

@@ -288,4 +288,5 @@ def _check_float(
 
 
 def _bad(name: str, expected: str, value: object) -> RequestError:
-    return RequestError(f"{name} must be {expected}, got {value!r}", field=name, expected=expected, got=repr(value))
+    message = f"{name} must be {expected}, got {value!r}"
+    return RequestError(message, fix=f"set {name} accordingly", field=name, expected=expected, got=repr(value))

@@ -8,7 +8,8 @@ shares it if its first dimension has the same length in the example.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,9 +17,11 @@ import torch
 from ostinato.errors import ConfigError, InputSpecError
 from ostinato.runtime.buffers.guards import check_baked, check_input
 from ostinato.runtime.buffers.slots import Slot
-from ostinato.runtime.nest import leaves, map_leaves, skeleton
+from ostinato.runtime.nest import leaves, map_leaves
 
 __all__ = ["CallLayout"]
+
+_KEYWORD = re.compile(r"^\[1\]\['(\w+)'\]")
 
 
 class CallLayout:
@@ -28,7 +31,6 @@ class CallLayout:
         self.slots = slots
         self._example = (args, kwargs)
         self._expected = dict(leaves(self._example))
-        self._skeleton = skeleton(self._example)
 
     @classmethod
     def from_example(cls, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallLayout:
@@ -71,8 +73,8 @@ class CallLayout:
             raise InputSpecError(
                 "the call has another structure than the example",
                 fix="pass the same number and nesting of arguments",
-                expected=self._skeleton,
-                got=skeleton((args, kwargs)),
+                expected=_spoken(self._expected),
+                got=_spoken(given),
             )
         found: dict[str, torch.Tensor] = {}
         for path, expected in self._expected.items():
@@ -140,3 +142,8 @@ def _named_leaves(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     for key, value in kwargs.items():
         named += [(key + path, leaf) for path, leaf in leaves(value)]
     return named
+
+
+def _spoken(paths: Iterable[str]) -> str:
+    """Paths of leaves in ``(args, kwargs)`` as one would write them: ``args[0], mask, cache['k']``."""
+    return ", ".join(_KEYWORD.sub(r"\1", path.replace("[0]", "args", 1)) for path in paths) or "no arguments"

@@ -72,6 +72,16 @@ def test_other_calls_are_refused(args, kwargs, text):
         layout(torch.ones(4), None).split(args, kwargs, CPU)
 
 
+def test_another_structure_is_told_in_the_words_of_a_call():
+    with pytest.raises(InputSpecError) as caught:
+        layout(torch.ones(4), {"k": [torch.ones(4)]}, mask=None).split((torch.ones(2),), {"flag": 1}, CPU)
+    assert caught.value.context["expected"] == "args[0], args[1]['k'][0], mask"
+    assert caught.value.context["got"] == "args[0], flag"
+    with pytest.raises(InputSpecError) as caught:
+        layout(torch.ones(4)).split((), {}, CPU)
+    assert caught.value.context["got"] == "no arguments"
+
+
 def test_one_axis_has_one_size():
     with pytest.raises(InputSpecError, match="'extra' has 3 rows on axis num_tokens") as caught:
         layout(torch.ones(4), torch.ones(4)).split((torch.ones(2), torch.ones(3)), {}, CPU)
