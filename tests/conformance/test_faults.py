@@ -35,9 +35,10 @@ def test_caught_or_prevented(fault, device):
     check(lambda: fault.plant.protected(device), fault.caught_by)
 
 
+@pytest.mark.parametrize("partition", ["fx", "inductor"])  # on a CPU inductor is fx, and must be as safe
 @each([f for f in ALL.values() if f.plant.traced is not None], lambda fault: fault.devices)
-def test_caught_or_prevented_where_it_is_traced(fault, device):
-    check(lambda: fault.plant.traced(device), fault.caught_when_traced)
+def test_caught_or_prevented_where_it_is_traced(fault, device, partition):
+    check(lambda: fault.plant.traced(device, partition), fault.caught_when_traced)
 
 
 @each(ALL.values(), lambda fault: [fault.control_device])

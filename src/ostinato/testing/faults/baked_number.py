@@ -83,7 +83,7 @@ BAKED_NUMBER = Fault(
     caught_when_traced=UntraceableError,
     plant=Plant(
         protected=lambda device: _protected(device, "breakable"),
-        traced=lambda device: _protected(device, "fx"),
+        traced=_protected,
         unprotected=_unprotected,
     ),
 )

@@ -80,7 +80,7 @@ FRESH_BREAK_OUTPUT = Fault(
     cost="one copy of a fresh result a break and step; its bytes once",
     plant=Plant(
         protected=lambda device: _protected(device, "breakable", _ten_times),
-        traced=lambda device: _protected(device, "fx", _ten_times),
+        traced=lambda device, partition: _protected(device, partition, _ten_times),
         unprotected=lambda device: _unprotected(device, _ten_times, copies=False),
     ),
 )
@@ -94,7 +94,7 @@ CHANGED_BREAK_OUTPUT = Fault(
     caught_when_traced=BreakOutputError,
     plant=Plant(
         protected=lambda device: _protected(device, "breakable", _mean_row),
-        traced=lambda device: _protected(device, "fx", _mean_row),
+        traced=lambda device, partition: _protected(device, partition, _mean_row),
         unprotected=lambda device: _unprotected(device, _mean_row, copies=True),
     ),
 )

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from ostinato.errors import OstinatoError
+from ostinato.runtime import GraphConfig
 
-__all__ = ["Fault", "Outcome", "Plant", "agree"]
+__all__ = ["Fault", "Outcome", "Plant", "agree", "traced_config"]
 
 Outcome = tuple[Any, Any]
 """``(expected, got)``: tensors of one shape, or plain values."""
@@ -30,8 +31,9 @@ class Plant:
     """Through the public API: raises the fault's typed error, or the outcome agrees."""
     unprotected: Callable[[str], Outcome]
     """Without the protection: the outcome disagrees. Promised on `Fault.control_device` only."""
-    traced: Callable[[str], Outcome] | None = None
-    """``protected`` where the callable is traced (partition fx); None: tracing makes no difference to the class."""
+    traced: Callable[[str, str], Outcome] | None = None
+    """``protected`` where the callable is traced, by device and partition ("fx" or "inductor"); None: tracing makes no
+    difference to the class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +66,8 @@ def agree(outcome: Outcome) -> bool:
     if isinstance(expected, torch.Tensor):
         return torch.equal(expected.cpu(), got.cpu())
     return bool(expected == got)
+
+
+def traced_config(partition: str) -> GraphConfig:
+    """Pieces of a traced callable, at one size."""
+    return GraphConfig(mode="piecewise", partition=partition, sizes=(4,))

@@ -80,7 +80,7 @@ FIRST_JIT = Fault(
     caught_when_traced=JitInCaptureError,
     plant=Plant(
         protected=lambda device: _protected(device, "breakable"),
-        traced=lambda device: _protected(device, "fx"),
+        traced=_protected,
         unprotected=_unprotected,
     ),
 )

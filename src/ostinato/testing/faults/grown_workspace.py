@@ -85,7 +85,7 @@ GROWN_WORKSPACE = Fault(
     caught_when_traced=WorkspaceGrowthError,
     plant=Plant(
         protected=lambda device: _protected(device, "breakable"),
-        traced=lambda device: _protected(device, "fx"),
+        traced=_protected,
         unprotected=_unprotected,
     ),
 )

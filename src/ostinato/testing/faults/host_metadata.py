@@ -59,7 +59,7 @@ HOST_METADATA = Fault(
     cost="one more segment to launch",
     plant=Plant(
         protected=lambda device: _protected(device, "breakable"),
-        traced=lambda device: _protected(device, "fx"),
+        traced=_protected,
         unprotected=_unprotected,
     ),
 )

@@ -51,7 +51,9 @@ HOST_SYNC = Fault(
     caught_when_traced=UntraceableError,
     plant=Plant(
         protected=lambda device: _protected(device, GraphConfig(sizes=(4,))),
-        traced=lambda device: _protected(device, GraphConfig(mode="piecewise", partition="fx", sizes=(4,))),
+        traced=lambda device, partition: _protected(
+            device, GraphConfig(mode="piecewise", partition=partition, sizes=(4,))
+        ),
         unprotected=_unprotected,
     ),
 )

@@ -67,7 +67,9 @@ LAZY_FLAG = Fault(
     cost="one call at start",
     plant=Plant(
         protected=lambda device: _protected(device, GraphConfig(sizes=(4,))),
-        traced=lambda device: _protected(device, GraphConfig(mode="piecewise", partition="fx", sizes=(4,))),
+        traced=lambda device, partition: _protected(
+            device, GraphConfig(mode="piecewise", partition=partition, sizes=(4,))
+        ),
         unprotected=_unprotected,
     ),
 )

@@ -57,7 +57,7 @@ PADDING_LEAK = Fault(
     caught_when_traced=QualificationError,
     plant=Plant(
         protected=lambda device: _protected(device, ""),
-        traced=lambda device: _protected(device, "fx"),
+        traced=_protected,
         unprotected=_unprotected,
     ),
 )

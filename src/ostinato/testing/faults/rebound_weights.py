@@ -71,7 +71,7 @@ REBOUND_WEIGHTS = Fault(
     caught_when_traced=TensorReboundError,
     plant=Plant(
         protected=lambda device: _protected(device, _Adapted.reload),
-        traced=lambda device: _protected(device, _Adapted.reload, "fx"),
+        traced=lambda device, partition: _protected(device, _Adapted.reload, partition),
         unprotected=lambda device: _unprotected(device, _Adapted.reload),
     ),
 )
@@ -85,7 +85,7 @@ UNLOADED_ADAPTER = Fault(
     caught_when_traced=TensorReboundError,
     plant=Plant(
         protected=lambda device: _protected(device, _Adapted.unload),
-        traced=lambda device: _protected(device, _Adapted.unload, "fx"),
+        traced=lambda device, partition: _protected(device, _Adapted.unload, partition),
         unprotected=lambda device: _unprotected(device, _Adapted.unload),
     ),
 )

@@ -50,7 +50,7 @@ UNBROKEN_ATTENTION = Fault(
     caught_when_traced=UnbrokenOpError,
     plant=Plant(
         protected=lambda device: _protected(device, "breakable"),
-        traced=lambda device: _protected(device, "fx"),
+        traced=_protected,
         unprotected=_unprotected,
     ),
 )

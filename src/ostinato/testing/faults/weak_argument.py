@@ -81,7 +81,7 @@ WEAK_ARGUMENT = Fault(
     cost='the bytes of those arguments a key; of all arguments with `ownership="owned"`',
     plant=Plant(
         protected=lambda device: _protected(device, "breakable"),
-        traced=lambda device: _protected(device, "fx"),
+        traced=_protected,
         unprotected=_unprotected,
     ),
 )
