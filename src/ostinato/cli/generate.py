@@ -6,6 +6,7 @@ unharmed and makes the exit code 2. Torch and the engine are imported when the c
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,6 +38,7 @@ __all__ = ["generate"]
 
 SAMPLING_PANEL = "Sampling"
 EXIT_BAD_PROMPT = 2
+_FEW_PROMPTS = 16
 
 
 def generate(
@@ -124,6 +126,9 @@ def _run(
     sent = [prompt for index, prompt in enumerate(prompts) if index not in refused]
     if not sent:
         raise refused[0]  # nothing to load a model for
+    if config.max_num_reqs is None and len(sent) <= _FEW_PROMPTS:
+        # Nobody else comes: graphs for more requests would only be waited for.
+        config = dataclasses.replace(config, max_num_reqs=len(sent))
     progress = progress_on_stderr()
     with LLM(config=config, progress=progress) as llm:
         ready = iter(_answer(llm, sent, params, chat=chat, progress=progress))

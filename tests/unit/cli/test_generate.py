@@ -76,6 +76,13 @@ def test_every_option_reaches_the_engine(fake_llm: Any, ostinato_command: Comman
     assert (config.max_model_len, config.max_num_reqs, config.kv_tokens) == (128, 2, 256)
 
 
+def test_graphs_are_made_for_the_prompts_that_there_are(fake_llm: Any, ostinato_command: Command) -> None:
+    assert ostinato_command("generate", "--prompt", "p", "--prompt", "q") == 0
+    assert ostinato_command("generate", *(["--prompt", "p"] * 17)) == 0
+    few, many = fake_llm.opened
+    assert (few.config.max_num_reqs, many.config.max_num_reqs) == (2, None)
+
+
 @pytest.mark.parametrize(
     ("has_template", "options", "called"),
     [
