@@ -47,6 +47,10 @@ class DispatchCounters:
     by_runtime_mode: Counter[str] = field(default_factory=Counter)
     by_reason: Counter[str] = field(default_factory=Counter)
     buckets: dict[tuple[str, str, str], BucketCount] = field(default_factory=dict)
+    decode_sizes: Counter[int] = field(default_factory=Counter)
+    """Requests of decode steps -> steps."""
+    mixed_sizes: Counter[int] = field(default_factory=Counter)
+    """Tokens of all other steps -> steps."""
 
     def emit(self, event: Event) -> None:
         """Count ``event`` if it is a step."""
@@ -58,6 +62,10 @@ class DispatchCounters:
         self.padded_tokens += waste
         self.by_runtime_mode[event.runtime_mode] += 1
         self.by_reason[event.reason] += 1
+        if event.is_decode:
+            self.decode_sizes[event.live_reqs or event.live_tokens] += 1
+        else:
+            self.mixed_sizes[event.live_tokens] += 1
         key = (event.runtime_mode, event.bucket, event.reason)
         row = self.buckets.get(key)
         if row is None:
@@ -72,9 +80,14 @@ class DispatchCounters:
         self.by_runtime_mode.clear()
         self.by_reason.clear()
         self.buckets.clear()
+        self.decode_sizes.clear()
+        self.mixed_sizes.clear()
 
     def snapshot(self) -> dict[str, Any]:
-        """``{"steps", "by_runtime_mode", "by_reason", "live_tokens", "padded_tokens", "buckets": [rows]}``."""
+        """``{"steps", "by_runtime_mode", "by_reason", "live_tokens", "padded_tokens", "buckets", "histogram"}``.
+
+        "histogram" is what ``ostinato plan --histogram`` takes: ``{"decode": {size: steps}, "mixed": {size: steps}}``.
+        """
         rows = sorted(self.buckets.values(), key=lambda r: (r.runtime_mode, -r.hits))
         return {
             "steps": self.steps,
@@ -83,4 +96,8 @@ class DispatchCounters:
             "live_tokens": self.live_tokens,
             "padded_tokens": self.padded_tokens,
             "buckets": [row.to_dict() for row in rows],
+            "histogram": {
+                "decode": {str(size): count for size, count in sorted(self.decode_sizes.items())},
+                "mixed": {str(size): count for size, count in sorted(self.mixed_sizes.items())},
+            },
         }

@@ -94,6 +94,10 @@ class StepDispatched(Event):
     reason: str
     live_tokens: int
     padded_tokens: int
+    is_decode: bool = False
+    """Every request was in decode, by its state, and brought as many tokens."""
+    live_reqs: int | None = None
+    """Requests in the step; None where the callable knows none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

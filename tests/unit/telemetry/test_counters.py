@@ -34,6 +34,18 @@ def test_every_table_has_the_same_total(steps):
     assert found["padded_tokens"] == waste == sum(r["padded_tokens"] for r in found["buckets"])
 
 
+def test_the_histogram_is_what_the_planner_takes():
+    from ostinato.runtime import TrafficHistogram
+
+    counters = DispatchCounters()
+    sizes = {"runtime_mode": "FULL", "bucket": "4", "reason": "PADDED", "padded_tokens": 64}
+    for live, reqs, is_decode in ((3, 3, True), (3, 3, True), (6, 3, True), (40, 2, False), (5, None, False)):
+        counters.emit(StepDispatched(live_tokens=live, live_reqs=reqs, is_decode=is_decode, **sizes))
+    found = counters.snapshot()["histogram"]
+    assert found == {"decode": {"3": 3}, "mixed": {"5": 1, "40": 1}}
+    assert TrafficHistogram.from_dict(found).decode == {3: 3}
+
+
 def test_other_events_are_not_counted_and_reset_forgets():
     counters = DispatchCounters()
     counters.emit(CaptureFailed(key="", error=""))

@@ -56,6 +56,8 @@ class Dispatcher:
                 reason=decision.reason.value,
                 live_tokens=decision.live.num_tokens,
                 padded_tokens=decision.padded_tokens,
+                is_decode=decision.live.uniform_query_len is not None,
+                live_reqs=decision.live.num_reqs,
             )
         )
 
