@@ -418,6 +418,9 @@ class Graphed:
     def bisect(self, key: GraphKey, *, cases: QualificationCases | None = None, seed: int = 0) -> list[Culprit]:
         """The segments, ops and breaks of ``key`` that do not do what eager does, first one first; empty if all do.
 
+        Eager at the padded shape, that is: rows that depend on padded ones are the callable's doing, not a segment's,
+        and `qualify` names the op where they first differ.
+
         Args:
             cases: see `qualify`.
             seed: see `qualify`.
