@@ -13,7 +13,19 @@ import typer
 
 from ostinato.bench.config import BenchConfig, parse_numbers
 from ostinato.bench.scenario import SCENARIOS, find_scenario, run_bench
-from ostinato.cli.options import ENGINE_PANEL, Attention, Compile, Device, Dtype, LoadFormat, Model, Partition
+from ostinato.cli.options import (
+    ENGINE_PANEL,
+    Attention,
+    Compile,
+    Device,
+    Dtype,
+    KvTokens,
+    LoadFormat,
+    MaxModelLen,
+    MaxNumReqs,
+    Model,
+    Partition,
+)
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.errors import ConfigError
 
@@ -84,18 +96,12 @@ def bench(
     dtype: Dtype = "auto",
     load_format: LoadFormat = "auto",
     attention: Attention = "auto",
-    max_model_len: Annotated[
-        int | None, typer.Option(help="Tokens a request may hold.", rich_help_panel=ENGINE_PANEL)
-    ] = None,
-    max_num_reqs: Annotated[
-        int | None, typer.Option(help="Requests that run at once.", rich_help_panel=ENGINE_PANEL)
-    ] = None,
+    max_model_len: MaxModelLen = None,
+    max_num_reqs: MaxNumReqs = None,
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(help="Tokens of one step.", rich_help_panel=ENGINE_PANEL)
     ] = None,
-    kv_tokens: Annotated[
-        int | None, typer.Option(help="Capacity of the KV cache in tokens.", rich_help_panel=ENGINE_PANEL)
-    ] = None,
+    kv_tokens: KvTokens = None,
 ) -> None:
     """Measure a scenario: table, evidence file, plot."""
     find_scenario(scenario)

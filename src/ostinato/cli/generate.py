@@ -14,13 +14,15 @@ import typer
 
 from ostinato.cli.answers import Answer
 from ostinato.cli.options import (
-    ENGINE_PANEL,
     Attention,
     Compile,
     Device,
     Dtype,
     Json,
+    KvTokens,
     LoadFormat,
+    MaxModelLen,
+    MaxNumReqs,
     Mode,
     Model,
     Partition,
@@ -73,15 +75,9 @@ def generate(
     dtype: Dtype = "auto",
     load_format: LoadFormat = "auto",
     attention: Attention = "auto",
-    max_model_len: Annotated[
-        int | None, typer.Option(help="Tokens a request may hold.", rich_help_panel=ENGINE_PANEL)
-    ] = None,
-    max_num_reqs: Annotated[
-        int | None, typer.Option(help="Requests that run at once.", rich_help_panel=ENGINE_PANEL)
-    ] = None,
-    kv_tokens: Annotated[
-        int | None, typer.Option(help="Capacity of the KV cache in tokens.", rich_help_panel=ENGINE_PANEL)
-    ] = None,
+    max_model_len: MaxModelLen = None,
+    max_num_reqs: MaxNumReqs = None,
+    kv_tokens: KvTokens = None,
 ) -> None:
     """Generate text from prompts, and say how the steps were run."""
     params = SamplingParams(

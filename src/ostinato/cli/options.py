@@ -17,7 +17,10 @@ __all__ = [
     "Device",
     "Dtype",
     "Json",
+    "KvTokens",
     "LoadFormat",
+    "MaxModelLen",
+    "MaxNumReqs",
     "Mode",
     "Model",
     "Partition",
@@ -55,5 +58,14 @@ Partition = Annotated[
 Compile = Annotated[
     str,
     typer.Option("--compile", help="What compiles inside graphs: none or inductor.", rich_help_panel=ENGINE_PANEL),
+]
+MaxModelLen = Annotated[
+    int | None, typer.Option("--max-model-len", help="Tokens a request may hold.", rich_help_panel=ENGINE_PANEL)
+]
+MaxNumReqs = Annotated[
+    int | None, typer.Option("--max-num-reqs", help="Requests that run at once.", rich_help_panel=ENGINE_PANEL)
+]
+KvTokens = Annotated[
+    int | None, typer.Option("--kv-tokens", help="Capacity of the KV cache in tokens.", rich_help_panel=ENGINE_PANEL)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else.")]
