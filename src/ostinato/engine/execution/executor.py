@@ -210,13 +210,8 @@ class Executor:
         self._staging.upload(sizes)
         slots = self.graphed.buffers.views(sizes)
         is_full = decision.runtime_mode is RuntimeMode.FULL
-        if self._planner is not None:
-            self._planner.plan_step(
-                query_lens=[item.num_new_tokens for item in batch.items],
-                seq_lens=[item.end for item in batch.items],
-                block_tables=host["block_tables"],
-                graph_num_reqs=slots["seq_lens"].shape[0] if is_full else None,
-            )
+        graph_num_reqs = slots["seq_lens"].shape[0] if is_full else None
+        self.plan_attention(batch, host["block_tables"], graph_num_reqs=graph_num_reqs)
         num_sampling = len(batch.sampling)
         token_ids = self._last_ids[1 : 1 + num_sampling]
         with torch.inference_mode():
@@ -280,18 +275,14 @@ class Executor:
         self._in_full_graph = False
         install_forward_context(None)
 
-    def plan_attention(
-        self,
-        *,
-        query_lens: Sequence[int],
-        seq_lens: Sequence[int],
-        block_tables: Tensor,
-        graph_num_reqs: int | None,
-    ) -> None:
-        """Let an attention backend that plans prepare the step that runs next; see `PlanningAttentionBackend`."""
+    def plan_attention(self, batch: ScheduledBatch, block_tables: Tensor, *, graph_num_reqs: int | None) -> None:
+        """Let an attention backend that plans prepare the step of ``batch``; see `PlanningAttentionBackend`."""
         if self._planner is not None:
             self._planner.plan_step(
-                query_lens=query_lens, seq_lens=seq_lens, block_tables=block_tables, graph_num_reqs=graph_num_reqs
+                query_lens=[item.num_new_tokens for item in batch.items],
+                seq_lens=[item.end for item in batch.items],
+                block_tables=block_tables,
+                graph_num_reqs=graph_num_reqs,
             )
 
     def close(self) -> None:
@@ -310,12 +301,13 @@ class Executor:
             metadata = made_up_metadata(
                 key.num_tokens, max_model_len=self._max_model_len, page_size=self._page_size, device=self._device
             )
-        self.plan_attention(
-            query_lens=metadata.host_query_lens or (),
-            seq_lens=metadata.host_seq_lens or (),
-            block_tables=torch.zeros(metadata.block_tables.shape, dtype=torch.int32),  # all in the null page
-            graph_num_reqs=metadata.num_reqs if is_full else None,
-        )
+        if self._planner is not None:
+            self._planner.plan_step(
+                query_lens=metadata.host_query_lens or (),
+                seq_lens=metadata.host_seq_lens or (),
+                block_tables=torch.zeros(metadata.block_tables.shape, dtype=torch.int32),  # all in the null page
+                graph_num_reqs=metadata.num_reqs if is_full else None,
+            )
         self.enter_step(key, metadata)
 
     def _with(self, metadata: AttentionMetadata) -> ForwardContext:

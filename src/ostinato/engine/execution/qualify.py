@@ -17,7 +17,7 @@ from torch import Tensor
 from ostinato.engine.execution.batch_writer import BatchWriter
 from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.step_context import graph_metadata, live_metadata
-from ostinato.engine.paging import pages_for
+from ostinato.engine.paging import pages_for, slots_for
 from ostinato.engine.request import Request
 from ostinato.engine.scheduler import ScheduledBatch, ScheduledRequest
 from ostinato.runtime import (
@@ -165,7 +165,7 @@ class EngineCases:
         def alone() -> Any:
             views = self._graphed.buffers.views(sizes)
             live = {name: views[name][: self._rows(name, batch)].clone() for name in views}
-            self._plan(batch, live["block_tables"].cpu(), None)
+            self._executor.plan_attention(batch, live["block_tables"].cpu(), graph_num_reqs=None)
             metadata = live_metadata(batch, live, page_size=self._page_size)
             self._executor.enter_step(key, metadata)
             return self._executor.forward(**live)
@@ -211,12 +211,8 @@ class EngineCases:
         new: list[int] = []
         history: list[int] = []
         for item in batch.items:
-            slots = [
-                item.request.pages[i // self._page_size] * self._page_size + i % self._page_size
-                for i in range(item.end)
-            ]
-            history += slots[: item.start]
-            new += slots[item.start :]
+            history += slots_for(item.request.pages, 0, item.start, self._page_size)
+            new += slots_for(item.request.pages, item.start, item.num_new_tokens, self._page_size)
         device = self._graphed.device
         return torch.tensor(new, dtype=torch.int64, device=device), torch.tensor(
             history, dtype=torch.int64, device=device
@@ -245,16 +241,9 @@ class EngineCases:
                     host["feed_rows"][host["sampled_rows"][row]] = 1 + row
         self._staging.upload(sizes)
         slots = self._graphed.buffers.views(sizes)
-        self._plan(batch, host["block_tables"], slots["seq_lens"].shape[0] if is_full else None)
+        graph_num_reqs = slots["seq_lens"].shape[0] if is_full else None
+        self._executor.plan_attention(batch, host["block_tables"], graph_num_reqs=graph_num_reqs)
         return slots
-
-    def _plan(self, batch: ScheduledBatch, block_tables: Tensor, graph_num_reqs: int | None) -> None:
-        self._executor.plan_attention(
-            query_lens=[item.num_new_tokens for item in batch.items],
-            seq_lens=[item.end for item in batch.items],
-            block_tables=block_tables,
-            graph_num_reqs=graph_num_reqs,
-        )
 
     def _rows(self, slot: str, batch: ScheduledBatch) -> int | None:
         declared = self._graphed.buffers.slots[slot]
