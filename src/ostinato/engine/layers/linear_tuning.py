@@ -2,7 +2,7 @@
 
 Each candidate runs as a chain in a CUDA graph, so that launches cost what they cost in serving, over copies
 of the weight that no cache holds. Most of the time goes into compiling candidates (kept by triton's own
-cache); nothing here runs unless it is asked for. Called before warm-up and by benchmarks/linear_few_rows.py.
+cache), so an engine never measures: it reads what benchmarks/linear_few_rows.py or `tune_linears` stored.
 """
 
 from __future__ import annotations

@@ -41,10 +41,6 @@ class Stack:
     frames: tuple[Frame, ...]
     place: Frame | None
 
-    def up_to(self, frame: Frame) -> Stack:
-        """The part of the stack that ends with ``frame``."""
-        return Stack(self.frames[: self.frames.index(frame) + 1], frame)
-
 
 def user_stack(below: CodeType, frame: FrameType | None) -> Stack:
     """The stack from ``frame`` up to the frame that runs ``below`` (exclusive)."""

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 
 from ostinato.errors import OstinatoError
-from ostinato.runtime import GraphConfig
 
-__all__ = ["Fault", "Outcome", "Plant", "agree", "traced_config"]
+__all__ = ["Fault", "Outcome", "Plant", "agree"]
 
 Outcome = tuple[Any, Any]
 """``(expected, got)``: tensors of one shape, or plain values."""
@@ -66,8 +65,3 @@ def agree(outcome: Outcome) -> bool:
     if isinstance(expected, torch.Tensor):
         return torch.equal(expected.cpu(), got.cpu())
     return bool(expected == got)
-
-
-def traced_config(partition: str) -> GraphConfig:
-    """Pieces of a traced callable, at one size."""
-    return GraphConfig(mode="piecewise", partition=partition, sizes=(4,))
