@@ -17,6 +17,7 @@ from torch import Tensor
 from ostinato.engine.execution.batch_writer import BatchWriter
 from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.step_context import graph_metadata, live_metadata
+from ostinato.engine.kvcache import by_slot, named_pages
 from ostinato.engine.paging import pages_for, slots_for
 from ostinato.engine.request import Request
 from ostinato.engine.scheduler import ScheduledBatch, ScheduledRequest
@@ -84,19 +85,15 @@ class EngineCases:
 
     def state(self) -> Mapping[str, Tensor]:
         """See `QualificationCases.state`: the cache of each layer by slot, and the tokens that were sampled last."""
-        found = {}
-        for layer, cache in enumerate(self._executor.caches):
-            for name, pages in (("keys", cache.key), ("values", cache.value)):
-                found[f"{name} of layer {layer}"] = pages[: self._num_pages].view(-1, *pages.shape[2:])
+        found = {name: by_slot(pages[: self._num_pages]) for name, pages in named_pages(self._executor.caches)}
         return found | {"sampled tokens": self._executor.last_ids}
 
     def unwritten(self) -> Mapping[str, Tensor]:
         """See `WatchesMore.unwritten`: the pages of a large cache beyond those of `state`."""
         return {
-            f"{name} of layer {layer}, from page {self._num_pages} on": pages[self._num_pages :]
-            for layer, cache in enumerate(self._executor.caches)
-            for name, pages in (("keys", cache.key), ("values", cache.value))
-            if self._num_pages < cache.num_pages
+            f"{name}, from page {self._num_pages} on": pages[self._num_pages :]
+            for name, pages in named_pages(self._executor.caches)
+            if self._num_pages < len(pages)
         }
 
     def of(self, key: GraphKey) -> Iterator[Case]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ostinato.engine.attention import AttentionMetadata, get_forward_context
 from ostinato.engine.execution.step_context import graph_metadata
-from ostinato.engine.kvcache import LayerCache
+from ostinato.engine.kvcache import LayerCache, by_slot, named_pages
 from ostinato.runtime import Graphed, GraphKey, LiveBatch, RuntimeMode
 
 __all__ = ["EngineShadow", "Steps"]
@@ -54,9 +54,7 @@ class EngineShadow:
         graphed = self._executor.graphed
         slots = graphed.buffers.views(graphed.key_sizes(key))["slot_mapping"][: live.num_tokens].clone()
         rows: dict[str, tuple[Tensor, Tensor | None]] = {"sampled tokens": (self._executor.last_ids, None)}
-        for layer, cache in enumerate(self._executor.caches):
-            for name, pages in (("keys", cache.key), ("values", cache.value)):
-                rows[f"{name} of layer {layer}"] = (pages.view(-1, *pages.shape[2:]), slots)
+        rows |= {name: (by_slot(pages), slots) for name, pages in named_pages(self._executor.caches)}
         return rows
 
     def cut(self, key: GraphKey, live: LiveBatch, outputs: Any) -> Any:

@@ -6,12 +6,13 @@ Which page belongs to whom is the business of `engine.paging`; reading and writi
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["LayerCache", "allocate_caches"]
+__all__ = ["LayerCache", "allocate_caches", "by_slot", "named_pages"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,3 +61,15 @@ def allocate_caches(
     """
     storage = torch.zeros((num_layers, 2, num_pages, page_size, num_kv_heads, head_dim), dtype=dtype, device=device)
     return [LayerCache(key=pair[0], value=pair[1]) for pair in storage]
+
+
+def named_pages(caches: Iterable[LayerCache]) -> Iterator[tuple[str, Tensor]]:
+    """The keys and the values of every layer, with the names that findings give them."""
+    for layer, cache in enumerate(caches):
+        yield f"keys of layer {layer}", cache.key
+        yield f"values of layer {layer}", cache.value
+
+
+def by_slot(pages: Tensor) -> Tensor:
+    """``pages``, [num_pages, page_size, num_kv_heads, head_dim], as [num_slots, num_kv_heads, head_dim]; a view."""
+    return pages.view(-1, *pages.shape[2:])

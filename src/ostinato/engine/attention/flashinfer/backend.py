@@ -17,7 +17,7 @@ from ostinato.engine.attention.flashinfer.plans import StepPlans
 from ostinato.engine.attention.flashinfer.support import check_support
 from ostinato.engine.attention.flashinfer.warm_up import run_all_kernels
 from ostinato.engine.attention.metadata import AttentionMetadata
-from ostinato.engine.kvcache import LayerCache
+from ostinato.engine.kvcache import LayerCache, by_slot
 from ostinato.errors import RuntimeStateError
 from ostinato.runtime.keys import CaptureSupport
 
@@ -86,4 +86,4 @@ class FlashInferAttention:
 def _write_by_index(k: Tensor, v: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> None:
     slots = metadata.slot_mapping[: k.shape[0]]
     for pages, rows in ((cache.key, k), (cache.value, v)):
-        pages.view(-1, *pages.shape[2:]).index_copy_(0, slots, rows)
+        by_slot(pages).index_copy_(0, slots, rows)
