@@ -170,6 +170,25 @@ def test_overlapped_steps_give_the_same_tokens(
     assert preemptions.count > 0
 
 
+def test_shaped_batches_give_the_same_tokens(
+    tiny_dir: Callable[[str], Path], alone: Callable[[str], list[list[int]]]
+) -> None:
+    with LLM(str(tiny_dir("llama")), mode="auto", kv_tokens=2048, shape_batches=True, **SETTINGS) as llm:
+        assert serve(llm) == alone("llama")
+        shaper = llm._loop._scheduler._shaper
+        assert shaper is not None
+        num_waits = shaper.num_waits
+        short = [(p, t) for p, t in zip(prompts(), alone("llama"), strict=True) if len(p) < 8][:4]
+        tokens: dict[str, list[int]] = {}
+        while len(tokens) < len(short) or llm.has_work():
+            if len(tokens) < 3 or len(next(iter(tokens.values()))) == 5:  # three, and once they run the fourth
+                tokens[llm.add_request(short[len(tokens)][0], PARAMS)] = []
+            for update in llm.step() if len(tokens) >= 3 else ():
+                tokens[update.request_id].extend(update.token_ids)
+        assert list(tokens.values()) == [expected for _, expected in short]
+        assert shaper.num_waits == num_waits + 1
+
+
 SAMPLED = [
     SamplingParams(max_tokens=20, temperature=1.5, seed=3, ignore_eos=True),
     SamplingParams(max_tokens=9, repetition_penalty=1.5, frequency_penalty=0.5, presence_penalty=0.3, logprobs=3),

@@ -33,7 +33,7 @@ from ostinato.engine.request import (
     deadline_in,
     validate_prompt,
 )
-from ostinato.engine.scheduler import Scheduler
+from ostinato.engine.scheduler import BatchShaper, Scheduler
 from ostinato.engine.text import Tokenizer
 from ostinato.engine.weights import ProgressReporter
 from ostinato.engine.weights.progress import reporting
@@ -101,6 +101,7 @@ class LLM:
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             max_model_len=self._max_model_len,
             allocator=allocator,
+            shaper=BatchShaper(**self._executor.bucket_sizes()) if self.config.shape_batches else None,
         )
         bus = EventBus(LogSink(), *sinks)
         self._loop = EngineLoop(

@@ -206,10 +206,12 @@ class EngineLoop:
         """Schedule and launch a step, and read what is due; how many steps were launched."""
         if self._processed or len(self._in_flight) > 1:  # more than one only after an interrupt
             self._collect_all()
+        now = None
         if self._deadlines:
-            for request_id in self._deadlines.take_due(time.monotonic()):
+            now = time.monotonic()
+            for request_id in self._deadlines.take_due(now):
                 self._end_early(request_id, FinishReason.TIMEOUT)
-        batch = self._scheduler.schedule()
+        batch = self._scheduler.schedule(now=now)
         for request in batch.preempted:
             self._bus.emit(RequestPreempted(request_id=request.request_id, computed_tokens=request.num_tokens))
         self._deliver_failed()

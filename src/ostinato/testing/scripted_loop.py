@@ -63,7 +63,7 @@ class ScriptedLoop:
         self.executor = ScriptedExecutor()
         self.allocator = PageAllocator(limits.pop("num_pages", 100), 4)
         limits = {"max_num_reqs": 8, "max_num_batched_tokens": 32, "max_model_len": 64, **limits}
-        self.scheduler = Scheduler(allocator=self.allocator, **limits)
+        self.scheduler = Scheduler(allocator=self.allocator, **limits)  # type: ignore[arg-type]  # limits are ints
         self.events: list[Event] = []
         self.loop = EngineLoop(
             self.executor,

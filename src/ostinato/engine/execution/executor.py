@@ -254,6 +254,14 @@ class Executor:
         self._greedy_head(logits, self._last_ids[1 : 1 + logits.shape[0]])
         return logits
 
+    def bucket_sizes(self) -> dict[str, list[int]]:
+        """Planned sizes: "decode_sizes" in requests, "token_sizes" of mixed steps in tokens."""
+        keys = self.graphed.keys
+        return {
+            "decode_sizes": sorted({key.num_tokens for key in keys if key.uniform_query_len == 1}),
+            "token_sizes": sorted({key.num_tokens for key in keys if key.uniform_query_len is None}),
+        }
+
     @property
     def caches(self) -> Sequence[LayerCache]:
         """The KV cache of each layer."""

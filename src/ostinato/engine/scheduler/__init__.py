@@ -5,5 +5,6 @@ from __future__ import annotations
 from ostinato.engine.scheduler.batch import ScheduledBatch, ScheduledRequest
 from ostinato.engine.scheduler.deadlines import Deadlines
 from ostinato.engine.scheduler.scheduler import Scheduler
+from ostinato.engine.scheduler.shaping import BatchShaper
 
-__all__ = ["Deadlines", "ScheduledBatch", "ScheduledRequest", "Scheduler"]
+__all__ = ["BatchShaper", "Deadlines", "ScheduledBatch", "ScheduledRequest", "Scheduler"]

@@ -17,6 +17,7 @@ from ostinato.engine.paging import PageAllocator, pages_for
 from ostinato.engine.request import FinishReason, Request
 from ostinato.engine.scheduler.batch import ScheduledBatch, ScheduledRequest
 from ostinato.engine.scheduler.queues import RequestQueues
+from ostinato.engine.scheduler.shaping import BatchShaper
 from ostinato.errors import (
     ConfigError,
     EngineError,
@@ -37,10 +38,17 @@ class Scheduler:
         max_num_batched_tokens: tokens in one step.
         max_model_len: tokens a request may hold; one that reaches it is ended with LENGTH.
         allocator: the pages; nobody else may allocate from it.
+        shaper: makes steps fit the captured sizes; None takes them as they come.
     """
 
     def __init__(
-        self, *, max_num_reqs: int, max_num_batched_tokens: int, max_model_len: int, allocator: PageAllocator
+        self,
+        *,
+        max_num_reqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        allocator: PageAllocator,
+        shaper: BatchShaper | None = None,
     ) -> None:
         if min(max_num_reqs, max_num_batched_tokens, max_model_len) < 1:
             raise ConfigError("scheduler limits must be >= 1")
@@ -48,6 +56,7 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._max_model_len = max_model_len
         self._allocator = allocator
+        self._shaper = shaper
         # A request of as many tokens can get no other: the model or the cache ends there.
         self._last_num_tokens = min(max_model_len, allocator.num_usable_pages * allocator.page_size + 1)
         self._queues = RequestQueues()
@@ -134,12 +143,17 @@ class Scheduler:
         failed, self._failed = self._failed, []
         return failed
 
-    def schedule(self) -> ScheduledBatch:
+    def schedule(self, *, now: float | None = None) -> ScheduledBatch:
         """Choose the next step. Calling it again before `advance` schedules the same tokens again.
 
         A request whose pending token is its last, by a limit that needs no look at the token, is left out.
+
+        Args:
+            now: seconds, on the clock of `Request.deadline`; needed where requests have one and steps are shaped.
         """
         self._end_hopeless()
+        if self._shaper is not None:
+            self._shaper.begin_step(now)
         queues, budget = self._queues, self._max_num_batched_tokens
         items: list[ScheduledRequest] = []
         preempted: list[Request] = []
@@ -158,7 +172,7 @@ class Scheduler:
                 budget -= 1
             elif request not in preempted:
                 budget -= self._schedule_running(request, budget, items, preempted)
-        while budget and self._can_admit():
+        while budget and self._can_admit() and not self._holds_back(len(items)):
             budget -= self._schedule_running(queues.admit(), budget, items, preempted)
         return ScheduledBatch(tuple(items), tuple(preempted))
 
@@ -204,7 +218,7 @@ class Scheduler:
     def _schedule_running(
         self, request: Request, budget: int, items: list[ScheduledRequest], preempted: list[Request]
     ) -> int:
-        """Give a running request its next chunk, with a slot for each token; 0 tokens when it has to wait."""
+        """Give a running request its next chunk, with a slot for each token; what that takes of ``budget``."""
         start, remaining = request.num_computed_tokens, request.num_tokens - request.num_computed_tokens
         while (num_slots := self._num_reachable_slots(request)) <= start:
             # The youngest keeps its own pages: older ones will end, or take them back when they must.
@@ -212,12 +226,16 @@ class Scheduler:
                 return 0
             preempted.append(self._preempt_youngest())
         num_new = min(remaining, budget, num_slots - start)
+        if num_new < remaining and self._shaper is not None and not self._queues.waiting:
+            num_scheduled = self._max_num_batched_tokens - budget
+            num_new = self._shaper.chunk(num_new, num_scheduled=num_scheduled, remaining=remaining, budget=budget)
+        taken = num_new if num_new == remaining else budget  # nobody is admitted behind a prompt that is not through
         missing = pages_for(start + num_new, self._allocator.page_size) - len(request.pages)
         pages = self._allocator.allocate(max(0, missing))
         assert pages is not None, "reachable slots were counted from the free pages"
         request.pages.extend(pages)
         items.append(ScheduledRequest(request, start, num_new, num_new == remaining, request.is_decode))
-        return num_new
+        return taken
 
     def _num_reachable_slots(self, request: Request) -> int:
         return (len(request.pages) + self._allocator.num_free_pages) * self._allocator.page_size
@@ -233,6 +251,13 @@ class Scheduler:
             return False
         needed = pages_for(waiting[0].num_tokens, self._allocator.page_size)
         return needed + len(running) <= self._allocator.num_free_pages
+
+    def _holds_back(self, num_running: int) -> bool:
+        """Whether the oldest waiting request waits for a step that its admission pads less. Never for an empty one."""
+        if self._shaper is None or not num_running:
+            return False
+        waiting = self._queues.waiting
+        return self._shaper.holds_back(waiting[0], num_running=num_running, num_waiting=len(waiting))
 
     def _preempt_youngest(self) -> Request:
         """Take back the youngest request's pages. Its outputs stay; its K/V is computed again later."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ostinato.engine.paging import PageAllocator, pages_for, slots_for
 from ostinato.engine.request import FinishReason, Request, SamplingParams, natural_finish
-from ostinato.engine.scheduler import ScheduledBatch, Scheduler
+from ostinato.engine.scheduler import BatchShaper, ScheduledBatch, Scheduler
 from ostinato.errors import OutOfMemoryError
 
 
@@ -34,7 +34,7 @@ def model(request: Request) -> int:
 
 
 class Simulation:
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, shaper: BatchShaper | None = None) -> None:
         self.limits = limits
         self.allocator = PageAllocator(limits.num_pages, limits.page_size)
         self.scheduler = Scheduler(
@@ -42,6 +42,7 @@ class Simulation:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_model_len=limits.max_model_len,
             allocator=self.allocator,
+            shaper=shaper,
         )
         self.requests: list[Request] = []
         self.kv: dict[int, tuple[str, int, int]] = {}
@@ -194,10 +195,15 @@ actions_strategy = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
-@given(limits=limits_strategy, actions=actions_strategy)
-def test_random_traffic(limits: Limits, actions: list[tuple[str, int, int]]) -> None:
-    simulation = Simulation(limits)
+shaper_strategy = st.none() | st.builds(
+    BatchShaper, decode_sizes=st.sets(st.integers(1, 6)), token_sizes=st.sets(st.integers(1, 12))
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(limits=limits_strategy, shaper=shaper_strategy, actions=actions_strategy)
+def test_random_traffic(limits: Limits, shaper: BatchShaper | None, actions: list[tuple[str, int, int]]) -> None:
+    simulation = Simulation(limits, shaper)
     for action, first, second in actions:
         if action == "add":
             simulation.add(first, second)
