@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ostinato.runtime.doctor import Diagnosis, ModeOutcome, OpFinding, SuggestedBreak, diagnose
     from ostinato.runtime.graphed import Graphed
     from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch, Mode, Partition, RuntimeMode, Veto
+    from ostinato.runtime.memory import ReservedRegions
     from ostinato.runtime.opaque import opaque_op
     from ostinato.runtime.planning import CostCurve, GraphPrice, TrafficHistogram, plan_traffic
     from ostinato.runtime.qualify import (
@@ -60,6 +61,7 @@ __all__ = [
     "QualificationCases",
     "QualificationReport",
     "Reason",
+    "ReservedRegions",
     "ResolvedMode",
     "RuntimeMode",
     "ShadowOwner",
@@ -107,6 +109,7 @@ _HOMES = {
     "QualificationCases": "ostinato.runtime.qualify",
     "QualificationReport": "ostinato.runtime.qualify",
     "Reason": "ostinato.runtime.dispatch",
+    "ReservedRegions": "ostinato.runtime.memory",
     "ResolvedMode": "ostinato.runtime.dispatch",
     "RuntimeMode": "ostinato.runtime.keys",
     "ShadowOwner": "ostinato.runtime.qualify",

@@ -13,7 +13,8 @@ import struct
 from typing import Any
 
 from ostinato.runtime.capture.backend import BakedCall
-from ostinato.runtime.capture.cuda_driver import describe_node, driver, graph_nodes, kernel_params
+from ostinato.runtime.capture.cuda_driver import describe_node, graph_nodes, kernel_params
+from ostinato.runtime.memory import driver
 
 __all__ = ["baked_calls"]
 

@@ -1,16 +1,16 @@
 """What the CUDA driver knows of a captured graph and torch does not tell: its nodes and their kernels.
 
-Through ctypes, because the driver library is always there and a binding package is not. Read only.
+Read only.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
 
 from ostinato.errors import CaptureError
+from ostinato.runtime.memory import driver
 
-__all__ = ["count_nodes", "describe_node", "driver", "graph_nodes", "kernel_params", "node_names"]
+__all__ = ["count_nodes", "describe_node", "graph_nodes", "kernel_params", "node_names"]
 
 # CUgraphNodeType, cuda.h
 _NODE_TYPES = {
@@ -38,12 +38,6 @@ class _KernelNodeParams(ctypes.Structure):
         ("kern", ctypes.c_void_p),
         ("context", ctypes.c_void_p),
     )
-
-
-@functools.cache
-def driver() -> ctypes.CDLL:
-    """The driver library."""
-    return ctypes.CDLL("libcuda.so.1")
 
 
 def count_nodes(graph: int) -> int:

@@ -1,5 +1,7 @@
 """Who holds which bytes."""
 
+from ostinato.runtime.memory.driver import driver
 from ostinato.runtime.memory.ledger import Ledger
+from ostinato.runtime.memory.reserved import ReservedRegions
 
-__all__ = ["Ledger"]
+__all__ = ["Ledger", "ReservedRegions", "driver"]
