@@ -10,7 +10,10 @@ import torch
 from ostinato.errors import OutOfMemoryError
 from ostinato.runtime import ReservedRegions
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 CUDA = torch.device("cuda", 0)
 
 
