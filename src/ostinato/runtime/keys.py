@@ -107,6 +107,15 @@ class GraphKey:
     kv_tier: int | None = None
     variant: str = ""
 
+    @property
+    def kind(self) -> str:
+        """Keys of one kind hold the same work at other sizes: "piecewise", "full decode" or "full", and the variant."""
+        if self.runtime_mode is RuntimeMode.PIECEWISE:
+            name = "piecewise"
+        else:
+            name = "full" if self.uniform_query_len is None else "full decode"
+        return f"{name} {self.variant}" if self.variant else name
+
     def __str__(self) -> str:
         parts = [self.runtime_mode.value, f"tokens={self.num_tokens}"]
         if self.num_reqs is not None:

@@ -1,6 +1,13 @@
 """The only talk with the device about graphs: one Protocol, a CUDA and a simulated implementation."""
 
-from ostinato.runtime.capture.backend import BakedCall, CaptureBackend, CapturedGraph, GraphStep, PoolMemory
+from ostinato.runtime.capture.backend import (
+    BakedCall,
+    CaptureBackend,
+    CapturedGraph,
+    DeviceUsage,
+    GraphStep,
+    PoolMemory,
+)
 from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.select import BACKENDS, as_device, select_backend
@@ -11,6 +18,7 @@ __all__ = [
     "CaptureBackend",
     "CaptureGate",
     "CapturedGraph",
+    "DeviceUsage",
     "External",
     "GraphStep",
     "PoolMemory",

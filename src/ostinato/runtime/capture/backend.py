@@ -15,7 +15,7 @@ import torch
 
 from ostinato.runtime.capture.externals import External
 
-__all__ = ["BakedCall", "CaptureBackend", "CapturedGraph", "GraphStep", "PoolMemory"]
+__all__ = ["BakedCall", "CaptureBackend", "CapturedGraph", "DeviceUsage", "GraphStep", "PoolMemory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +26,16 @@ class PoolMemory:
     """What the pool holds, whether a graph uses it or not."""
     num_graphs: int
     """Graphs captured into the pool and still open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceUsage:
+    """Who has taken the device's memory. What a piece of work took is the difference of two."""
+
+    allocator_bytes: int
+    """What torch's allocator holds, used or not; when simulated, the graphs' pool."""
+    driver_bytes: int
+    """What is taken beside it, other processes' included: graph executables, kernels, contexts; 0 when simulated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +143,10 @@ class CaptureBackend(Protocol):
 
     def memory(self) -> PoolMemory:
         """Measured now."""
+        ...
+
+    def usage(self) -> DeviceUsage:
+        """Measured now, without waiting for the device."""
         ...
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from ostinato.errors import (
     UnjoinedStreamError,
 )
 from ostinato.runtime.breaks import recording
-from ostinato.runtime.capture.backend import BakedCall, CapturedGraph, GraphStep, PoolMemory
+from ostinato.runtime.capture.backend import BakedCall, CapturedGraph, DeviceUsage, GraphStep, PoolMemory
 from ostinato.runtime.capture.cuda_baked import baked_calls
 from ostinato.runtime.capture.cuda_driver import count_nodes, node_names
 from ostinato.runtime.capture.externals import External, ExternalLog
@@ -329,6 +329,12 @@ class CudaBackend:
         pools = {tuple(pool.handle) for pool in self._shared.pools}
         reserved = sum(s["total_size"] for s in segments if tuple(s.get("segment_pool_id", ())) in pools)
         return PoolMemory(reserved_bytes=reserved, num_graphs=self._num_graphs)
+
+    def usage(self) -> DeviceUsage:
+        """See `CaptureBackend.usage`."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        reserved = torch.cuda.memory_reserved(self.device)
+        return DeviceUsage(allocator_bytes=reserved, driver_bytes=total - free - reserved)
 
     def close(self) -> None:
         """See `CaptureBackend.close`. The pool itself goes when the last graph in it is closed."""

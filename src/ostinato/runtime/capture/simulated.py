@@ -17,7 +17,7 @@ import torch
 
 from ostinato.errors import CaptureError, ClosedError, NestedCaptureError
 from ostinato.runtime.breaks import recording
-from ostinato.runtime.capture.backend import BakedCall, CapturedGraph, GraphStep, PoolMemory
+from ostinato.runtime.capture.backend import BakedCall, CapturedGraph, DeviceUsage, GraphStep, PoolMemory
 from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.simulated_baked import baked_call, baked_constant
@@ -269,6 +269,10 @@ class SimulatedBackend:
     def memory(self) -> PoolMemory:
         """See `CaptureBackend.memory`."""
         return PoolMemory(reserved_bytes=self._pool.reserved_bytes, num_graphs=self._num_graphs)
+
+    def usage(self) -> DeviceUsage:
+        """See `CaptureBackend.usage`."""
+        return DeviceUsage(allocator_bytes=self._pool.reserved_bytes, driver_bytes=0)
 
     def close(self) -> None:
         """See `CaptureBackend.close`."""

@@ -1,8 +1,8 @@
 """What graphs that are not captured yet will take, from a few that are: the first, and what each more costs. Pure.
 
-Graphs are captured largest first into one pool, so that the first one brings the memory in which the later ones find
-room; each of these adds little: its outputs, and what did not fit into a gap. The driver keeps an executable of each
-beside the pool. Hence a first cost, and a straight line in tokens through the later ones.
+Graphs are captured largest first into one pool, so that the first of a kind brings the memory in which the later ones
+find room; each of these adds little: its outputs, and what did not fit into a gap. The driver keeps an executable of
+each beside the pool. Hence for each kind a first cost, and a straight line in tokens through the later ones.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 from ostinato.errors import ConfigError
 
-__all__ = ["CaptureCost", "GraphGrowth"]
+__all__ = ["CaptureCost", "GraphGrowth", "GraphKind"]
 
 _FEWEST = 3  # a line needs two, and the first capture lies on none
+GraphKind = str
+"""Graphs of one kind hold the same work at other sizes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,11 +24,13 @@ class CaptureCost:
     """What one capture has taken of the device.
 
     Attributes:
+        kind: of its key.
         num_tokens: of its key.
         pool_bytes: that the allocator had to add.
         driver_bytes: that left the device beside the allocator: the executable, and kernels loaded for it.
     """
 
+    kind: GraphKind
     num_tokens: int
     pool_bytes: int
     driver_bytes: int
@@ -34,46 +38,55 @@ class CaptureCost:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphGrowth:
-    """Two lines through measured captures, in bytes and bytes a token, and what has been taken already."""
+    """What was taken by the samples, and for each kind two lines through them: (bytes, bytes a token).
 
-    taken_pool_bytes: int
-    taken_driver_bytes: int
-    pool_line: tuple[float, float]
-    driver_line: tuple[float, float]
+    Kinds of which there are fewer than three samples have no lines and can be predicted for no further key.
+    """
+
+    pool_bytes: int
+    driver_bytes: int
+    pool_lines: dict[GraphKind, tuple[float, float]]
+    driver_lines: dict[GraphKind, tuple[float, float]]
 
     @classmethod
     def fit(cls, costs: Sequence[CaptureCost]) -> GraphGrowth:
-        """Fit to ``costs``, in the order of capture.
-
-        Raises:
-            ConfigError: fewer than three.
-        """
-        if len(costs) < _FEWEST:
-            raise ConfigError(
-                f"{len(costs)} sample captures", fix=f"capture at least {_FEWEST}: the first is unlike the others"
-            )
-        later = costs[1:]
-        sizes = [float(cost.num_tokens) for cost in later]
+        """Fit to ``costs``, in the order of capture."""
+        kinds: dict[GraphKind, list[CaptureCost]] = {}
+        for cost in costs:
+            kinds.setdefault(cost.kind, []).append(cost)
+        later = {kind: found[1:] for kind, found in kinds.items() if len(found) >= _FEWEST}
         return cls(
-            taken_pool_bytes=sum(cost.pool_bytes for cost in costs),
-            taken_driver_bytes=sum(cost.driver_bytes for cost in costs),
-            pool_line=_line(sizes, [float(cost.pool_bytes) for cost in later]),
-            driver_line=_line(sizes, [float(cost.driver_bytes) for cost in later]),
+            pool_bytes=sum(cost.pool_bytes for cost in costs),
+            driver_bytes=sum(cost.driver_bytes for cost in costs),
+            pool_lines={kind: _line([(c.num_tokens, c.pool_bytes) for c in found]) for kind, found in later.items()},
+            driver_lines={
+                kind: _line([(c.num_tokens, c.driver_bytes) for c in found]) for kind, found in later.items()
+            },
         )
 
-    def predict(self, num_tokens: Iterable[int]) -> tuple[int, int]:
-        """Bytes of pool and driver once keys of these sizes are captured too, with what is taken already."""
-        more = list(num_tokens)
-        pool = self.taken_pool_bytes + sum(_at(self.pool_line, size) for size in more)
-        executables = self.taken_driver_bytes + sum(_at(self.driver_line, size) for size in more)
+    def predict(self, more: Iterable[tuple[GraphKind, int]]) -> tuple[int, int]:
+        """Bytes of pool and driver once keys of these kinds and tokens are captured too, the samples included.
+
+        Raises:
+            ConfigError: a kind of which there are fewer than three samples.
+        """
+        pool, executables = float(self.pool_bytes), float(self.driver_bytes)
+        for kind, num_tokens in more:
+            if kind not in self.pool_lines:
+                raise ConfigError(
+                    f"too few sample captures of {kind} graphs",
+                    fix=f"capture at least {_FEWEST} of each kind: the first is unlike the others",
+                )
+            pool += _at(self.pool_lines[kind], num_tokens)
+            executables += _at(self.driver_lines[kind], num_tokens)
         return round(pool), round(executables)
 
 
-def _line(sizes: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
+def _line(points: Sequence[tuple[int, int]]) -> tuple[float, float]:
     """Intercept and slope by least squares; level where a negative slope would say that more tokens take less."""
-    mean_size, mean = sum(sizes) / len(sizes), sum(values) / len(values)
-    spread = sum((size - mean_size) ** 2 for size in sizes)
-    slope = sum((s - mean_size) * (v - mean) for s, v in zip(sizes, values, strict=True)) / spread if spread else 0.0
+    mean_size, mean = (sum(axis) / len(points) for axis in zip(*points, strict=True))
+    spread = sum((size - mean_size) ** 2 for size, _ in points)
+    slope = sum((size - mean_size) * (value - mean) for size, value in points) / spread if spread else 0.0
     slope = max(slope, 0.0)
     return mean - slope * mean_size, slope
 

@@ -11,8 +11,9 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ostinato.runtime.capture import CaptureBackend
+from ostinato.runtime.capture import CaptureBackend, DeviceUsage
 from ostinato.runtime.keys import GraphKey
+from ostinato.runtime.memory import CaptureCost
 from ostinato.runtime.runners.plan import CapturedPlan
 from ostinato.telemetry import BreaksMissing, CaptureFailed, EventBus, GraphCaptured
 
@@ -26,6 +27,8 @@ class CaptureReport:
     captured: list[GraphKey] = field(default_factory=list)
     failed: dict[GraphKey, Exception] = field(default_factory=dict)
     seconds: float = 0.0
+    costs: dict[GraphKey, CaptureCost] = field(default_factory=dict)
+    """What each captured key has taken of the device, in the order of capture."""
 
     @property
     def first_error(self) -> Exception | None:
@@ -51,7 +54,7 @@ def capture_all(
     start = time.perf_counter()
     with backend.phase():
         for key in keys:
-            began = time.perf_counter()
+            began, usage = time.perf_counter(), backend.usage()
             try:
                 plan = capture_one(key)
             except Exception as error:  # whatever the callable raises harms its own key alone
@@ -61,6 +64,7 @@ def capture_all(
                 on_done(key, None)
                 continue
             report.captured.append(key)
+            report.costs[key] = _cost(key, usage, backend.usage())
             seconds = time.perf_counter() - began
             bus.emit(GraphCaptured(key=str(key), seconds=seconds, segments=plan.num_segments, nodes=plan.num_nodes))
             if plan.num_missing_breaks:
@@ -69,6 +73,16 @@ def capture_all(
             on_done(key, plan)
     report.seconds = time.perf_counter() - start
     return report
+
+
+def _cost(key: GraphKey, before: DeviceUsage, after: DeviceUsage) -> CaptureCost:
+    # A capture may let go of memory that was cached for others: that is no negative cost.
+    return CaptureCost(
+        kind=key.kind,
+        num_tokens=key.num_tokens,
+        pool_bytes=max(0, after.allocator_bytes - before.allocator_bytes),
+        driver_bytes=max(0, after.driver_bytes - before.driver_bytes),
+    )
 
 
 def _let_go_of_locals(error: BaseException) -> None:

@@ -128,6 +128,14 @@ class CaptureBackendConformance:
         assert backend.memory().reserved_bytes <= after_first + (1 << 20)
         assert backend.memory().num_graphs == 4
 
+    def test_usage_tells_what_a_capture_took(self, backend: CaptureBackend) -> None:
+        x = torch.ones(1 << 22, device=backend.device)
+        before = backend.usage()
+        _graph, _out = self.record(backend, lambda t: t + 1, x)
+        after = backend.usage()
+        assert after.allocator_bytes - before.allocator_bytes >= x.nbytes
+        assert min(after.driver_bytes, before.driver_bytes) >= 0
+
     def test_held_outputs_are_not_recycled(self, backend: CaptureBackend) -> None:
         x = torch.ones(1 << 16, device=backend.device)
         first, y = self.record(backend, lambda t: t * 3, x)

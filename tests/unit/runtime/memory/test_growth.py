@@ -11,29 +11,39 @@ from ostinato.runtime.memory.growth import CaptureCost, GraphGrowth
 
 
 def cost(tokens: int, pool: int, driver: int = 0) -> CaptureCost:
-    return CaptureCost(num_tokens=tokens, pool_bytes=pool, driver_bytes=driver)
+    return CaptureCost(kind="full", num_tokens=tokens, pool_bytes=pool, driver_bytes=driver)
 
 
 def test_the_first_capture_lies_on_no_line() -> None:
     growth = GraphGrowth.fit([cost(64, 1_000_000, 5000), cost(32, 320, 300), cost(16, 160, 300)])
     assert growth.predict([]) == (1_000_480, 5600)
-    assert growth.predict([8, 4]) == (1_000_480 + 80 + 40, 5600 + 2 * 300)
+    assert growth.predict([("full", 8), ("full", 4)]) == (1_000_480 + 80 + 40, 5600 + 2 * 300)
 
 
 def test_a_line_that_falls_is_level() -> None:
     growth = GraphGrowth.fit([cost(64, 9000), cost(32, 0), cost(16, 100)])
-    assert growth.predict([8])[0] == 9100 + 50
+    assert growth.predict([("full", 8)])[0] == 9100 + 50
 
 
 def test_samples_of_one_size_are_averaged() -> None:
     growth = GraphGrowth.fit([cost(8, 10), cost(8, 4), cost(8, 6)])
-    assert growth.predict([100])[0] == 25
+    assert growth.predict([("full", 100)])[0] == 25
 
 
 @pytest.mark.parametrize("num_samples", [0, 1, 2])
 def test_three_samples_are_needed(num_samples: int) -> None:
-    with pytest.raises(ConfigError, match="at least 3"):
-        GraphGrowth.fit([cost(8, 1)] * num_samples)
+    growth = GraphGrowth.fit([cost(8, 1)] * num_samples)
+    assert growth.predict([]) == (num_samples, 0)
+    with pytest.raises(ConfigError, match="few sample captures of full graphs"):
+        growth.predict([("full", 4)])
+
+
+def test_each_kind_has_its_own_first_capture() -> None:
+    def piecewise(tokens: int, pool: int) -> CaptureCost:
+        return CaptureCost(kind="piecewise", num_tokens=tokens, pool_bytes=pool, driver_bytes=9)
+
+    growth = GraphGrowth.fit([piecewise(64, 700), cost(8, 5000), *[piecewise(32, 3)] * 2, *[cost(4, 1)] * 2])
+    assert growth.predict([("full", 2), ("piecewise", 16)]) == (700 + 5000 + 6 + 2 + 1 + 3, 3 * 9 + 9)
 
 
 @given(
@@ -47,7 +57,7 @@ def test_costs_on_a_line_are_predicted_exactly(
     first: int, base: int, slope: int, sizes: list[int], more: list[int]
 ) -> None:
     costs = [cost(sizes[0], first), *(cost(n, base + slope * n) for n in sizes[1:])]
-    predicted, _ = GraphGrowth.fit(costs).predict(more)
+    predicted, _ = GraphGrowth.fit(costs).predict(("full", n) for n in more)
     exact = sum(c.pool_bytes for c in costs)
     exact += sum(base + slope * n for n in more) if len(set(sizes[1:])) > 1 else len(more) * (base + slope * sizes[1])
     if len(set(sizes[1:])) > 1 or not slope:
@@ -61,5 +71,5 @@ costs_strategy = st.lists(
 
 @given(costs=costs_strategy, more=st.lists(st.integers(1, 8192), max_size=30))
 def test_no_prediction_is_less_than_what_is_taken(costs: list[CaptureCost], more: list[int]) -> None:
-    pool, driver = GraphGrowth.fit(costs).predict(more)
+    pool, driver = GraphGrowth.fit(costs).predict(("full", n) for n in more)
     assert pool >= sum(c.pool_bytes for c in costs) and driver >= sum(c.driver_bytes for c in costs)

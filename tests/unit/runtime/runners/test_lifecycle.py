@@ -6,7 +6,9 @@ import weakref
 import pytest
 import torch
 
+from ostinato.runtime import GraphConfig, Graphed
 from ostinato.runtime.keys import GraphKey, RuntimeMode
+from ostinato.runtime.memory import GraphGrowth
 from ostinato.runtime.runners import CapturedPlan, capture_all
 from ostinato.telemetry import CaptureFailed, EventBus, GraphCaptured, MemorySink
 
@@ -36,6 +38,29 @@ def test_all_go_well(backend):
     assert [event.key for event in events if isinstance(event, GraphCaptured)] == [str(key) for key in KEYS]
     assert [key for key, plan in done if plan is not None] == KEYS
     assert report.seconds >= 0
+
+
+def test_what_each_key_took_adds_up_to_the_pool():
+    with Graphed(
+        lambda x: torch.nn.functional.layer_norm(x, (32,)) * 2,
+        example=(torch.ones(64, 32),),
+        config=GraphConfig(mode="full"),
+    ) as graphed:
+        report = graphed.warm_up().capture()
+        assert list(report.costs) == report.captured == graphed.keys
+        costs = list(report.costs.values())
+        assert [cost.num_tokens for cost in costs] == [key.num_tokens for key in graphed.keys]
+        pool_bytes = graphed.memory().owners["graph pool"]
+        assert sum(cost.pool_bytes for cost in costs) == pool_bytes > 0
+        assert costs[0].pool_bytes > max(cost.pool_bytes for cost in costs[1:]), "the first brings the memory"
+        samples = [costs[0], costs[1], costs[-1]]
+        predicted, _ = GraphGrowth.fit(samples).predict((c.kind, c.num_tokens) for c in costs if c not in samples)
+        assert predicted == pytest.approx(pool_bytes, rel=0.1)
+
+
+def test_a_key_that_failed_has_no_cost(backend):
+    report, _, _ = run(backend, {8: RuntimeError()})
+    assert list(report.costs) == KEYS[1:]
 
 
 @pytest.mark.parametrize("error", [RuntimeError(), ValueError(), IndexError(), KeyError(), AssertionError()])
