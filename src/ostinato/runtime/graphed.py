@@ -41,13 +41,10 @@ from ostinato.runtime.qualify import (
     KeyReport,
     QualificationCases,
     QualificationReport,
-    Shadow,
+    Qualifier,
     ShadowOwner,
     Subject,
-    WholeState,
-    bisect_key,
     integer_ranges,
-    qualify_keys,
     written_state,
 )
 from ostinato.runtime.runners import (
@@ -63,7 +60,7 @@ from ostinato.runtime.runners import (
     make_runners,
     run_eager,
 )
-from ostinato.telemetry import DispatchCounters, EventBus, KeyDropped, KeyQuarantined, LogSink, ModeResolved, Sink
+from ostinato.telemetry import DispatchCounters, EventBus, KeyDropped, LogSink, ModeResolved, Sink
 
 __all__ = ["Graphed"]
 
@@ -187,9 +184,9 @@ class Graphed:
         self._captured = CapturedKeys(guard_level=self.config.guards)
         self._delivery = Delivery(copies=self.config.outputs == "copy")
         self._shadow_owner = shadow
-        self._shadow: Shadow | None = None
         self._stage = _Stage.PLANNED
         self._lock = StepLock()
+        self._qualifier = Qualifier(self._subject, lock=self._lock, quarantine=self._dispatcher.quarantine)
 
     # --- life cycle ----------------------------------------------------------------------------
 
@@ -249,7 +246,7 @@ class Graphed:
             report = capture_all(self.keys, self._capture_one, backend=self.backend, bus=self._bus, on_done=done)
             known = {self.buffers.arena.untyped_storage().data_ptr(), *self._bridges.addresses}
             self._captured.watch(places_of(self._fn), places_in(self._state), known=known)
-            self._set_shadow()
+            self._qualifier.start_shadow(self.config.shadow_every, self._shadow_owner)
         self._stage = _Stage.CAPTURED
         if report.failed and not report.captured:
             first = report.first_error
@@ -407,13 +404,10 @@ class Graphed:
             RuntimeStateError: before `capture`, or there is no graph of a key.
             QualificationError: the callable fails on a test batch.
         """
-        chosen = self._chosen(keys, step="qualify")
-        self.finish_shadow()
-        with self._lock, _no_grad():
-            report = qualify_keys(self._subject(), chosen, cases, seed=seed, on_key=on_key)
-        for failed in report.failed:
-            self._quarantine(failed.key, "qualify", failed.findings[0].what, failed.findings[0].where)
-        return report
+        has_none = keys is None and not self.keys  # mode "none": there is nothing to capture, hence nothing to say
+        self._require(_Stage.CAPTURED, *([_Stage.WARM] if has_none else []), step="qualify")
+        chosen = list(self.plans) if keys is None else [self._captured.plan_of(key).key for key in keys]
+        return self._qualifier.qualify(chosen, cases, seed=seed, on_key=on_key)
 
     def bisect(self, key: GraphKey, *, cases: QualificationCases | None = None, seed: int = 0) -> list[Culprit]:
         """The segments, ops and breaks of ``key`` that do not do what eager does, first one first; empty if all do.
@@ -427,32 +421,18 @@ class Graphed:
 
         Raises: what `qualify` does.
         """
-        self._chosen([key], step="bisect")
-        with self._lock, _no_grad():
-            return bisect_key(self._subject(), key, cases, seed=seed)
+        self._require(_Stage.CAPTURED, step="bisect")
+        self._captured.plan_of(key)
+        return self._qualifier.bisect(key, cases, seed=seed)
 
     def finish_shadow(self) -> None:
         """Compare the step that `GraphConfig.shadow_every` has kept, if any. Steps do it first of all; an engine
         calls it before it writes into `buffers`."""
-        if self._shadow is not None:
-            with self._lock, _no_grad():
-                verdict = self._shadow.finish()
-            if verdict is not None:
-                self._quarantine(verdict.key, "shadow", verdict.what, verdict.where)
-
-    def _quarantine(self, key: GraphKey, found_by: str, what: str, where: str) -> None:
-        self._dispatcher.block(key, Reason.QUARANTINED)
-        self._bus.emit(KeyQuarantined(key=str(key), found_by=found_by, what=what, where=where))
-
-    def _chosen(self, keys: Sequence[GraphKey] | None, *, step: str) -> list[GraphKey]:
-        has_none = keys is None and not self.keys  # mode "none": there is nothing to capture, hence nothing to say
-        self._require(_Stage.CAPTURED, *([_Stage.WARM] if has_none else []), step=step)
-        chosen = list(self.plans) if keys is None else list(keys)
-        for key in chosen:
-            self._captured.plan_of(key)
-        return chosen
+        self._qualifier.finish_shadow()
 
     def _subject(self) -> Subject:
+        # Whether a replay has the bits of an eager run: recorded calls do, compiled code and GPU kernels need not.
+        is_compiled = self.mode.compiler is not Compiler.NONE or self.mode.partition is Partition.INDUCTOR
         return Subject(
             backend=self.backend,
             buffers=self.buffers,
@@ -462,35 +442,16 @@ class Graphed:
             call=self._call_on,
             cut=self._delivery.cut,
             prepare=self._prepare,
-            state=self._written_state(),
+            state=written_state((*places_in(self._state), *places_of(self._fn)), arena=self.buffers.arena),
             ranges=self._integer_ranges,
             capture=lambda key: self._runners[key.runtime_mode].capture(key, self._bind(key)),
             check_guards=self._captured.check_all,
-            is_bitwise=self._is_bitwise,
+            is_bitwise=self.backend.name == "simulated" and not is_compiled,
         )
-
-    @property
-    def _is_bitwise(self) -> bool:
-        """Whether a replay has the bits of an eager run: recorded calls do, compiled code and GPU kernels need not."""
-        is_compiled = self.mode.compiler is not Compiler.NONE or self.mode.partition is Partition.INDUCTOR
-        return self.backend.name == "simulated" and not is_compiled
 
     def _call_on(self, values: Mapping[str, torch.Tensor]) -> Any:
         args, kwargs = self._layout.join(values)
         return self._fn(*args, **kwargs)
-
-    def _written_state(self) -> dict[str, torch.Tensor]:
-        return written_state((*places_in(self._state), *places_of(self._fn)), arena=self.buffers.arena)
-
-    def _set_shadow(self) -> None:
-        if self.config.shadow_every:
-            self._shadow = Shadow(
-                self.config.shadow_every,
-                owner=self._shadow_owner or WholeState(self._written_state(), self._delivery.cut),
-                buffers=self.buffers,
-                bind=self._bind,
-                is_bitwise=self._is_bitwise,
-            )
 
     # --- inside --------------------------------------------------------------------------------
 
@@ -500,10 +461,11 @@ class Graphed:
         self.buffers.check_addresses()
         self._captured.check(key)
         live = decision.live
-        if self._shadow is None:
+        shadow = self._qualifier.shadow
+        if shadow is None:
             outputs = plan.replay(live.num_tokens)
         else:
-            outputs = self._shadow.replayed(key, live, self.key_sizes(key), lambda: plan.replay(live.num_tokens))
+            outputs = shadow.replayed(key, live, self.key_sizes(key), lambda: plan.replay(live.num_tokens))
         self._dispatcher.record(decision)
         return self._delivery.deliver(outputs, live.num_tokens)
 
@@ -513,7 +475,7 @@ class Graphed:
 
     def _drop_plans(self) -> None:
         self._captured.clear()
-        self._shadow = None
+        self._qualifier.drop()
 
     def _report_drop(self, key: GraphKey, why: str) -> None:
         self._bus.emit(KeyDropped(key=str(key), reason=why))

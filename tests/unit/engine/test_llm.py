@@ -602,7 +602,7 @@ def test_shadows_change_no_answer(tiny_dir: Callable[[str], Path], shared: LLMMa
     with LLM(str(tiny_dir("llama")), overlap=overlap, shadow_every=2, **SETTINGS) as engine:
         assert [output.token_ids for output in engine.generate(GOOD, params)] == expected
         assert "QUARANTINED" not in engine.stats()["dispatch"]["by_reason"]
-        assert engine._require_open().graphed._shadow.num_compared >= 4  # type: ignore[union-attr]
+        assert engine._require_open().graphed._qualifier.shadow.num_compared >= 4  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("prompts", [b"x", {"prompt": "x"}])

@@ -6,7 +6,7 @@ from ostinato.errors import InputSpecError
 from ostinato.runtime.dispatch.decision import Decision, Reason
 from ostinato.runtime.dispatch.policy import KeyTable, choose
 from ostinato.runtime.keys import GraphKey, LiveBatch
-from ostinato.telemetry import EventBus, StepDispatched
+from ostinato.telemetry import EventBus, KeyQuarantined, StepDispatched
 
 __all__ = ["Dispatcher"]
 
@@ -70,6 +70,11 @@ class Dispatcher:
         """``key`` may not be used, for ``reason``."""
         self._table.blocked[key] = reason
         self._cache.clear()
+
+    def quarantine(self, key: GraphKey, *, found_by: str, what: str, where: str) -> None:
+        """Block ``key`` because its graph is not to be trusted, and report it; see `KeyQuarantined`."""
+        self.block(key, Reason.QUARANTINED)
+        self._bus.emit(KeyQuarantined(key=str(key), found_by=found_by, what=what, where=where))
 
 
 def _check_sizes(live: LiveBatch) -> None:
