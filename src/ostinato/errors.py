@@ -34,8 +34,11 @@ __all__ = [
     "QualificationError",
     "RequestError",
     "RuntimeStateError",
+    "StaleOutputError",
     "StepFailedError",
     "TargetError",
+    "TensorDroppedError",
+    "TensorReboundError",
     "UnbrokenOpError",
     "UnjoinedStreamError",
     "UnknownNameError",
@@ -214,6 +217,12 @@ class BreakOutputError(GuardError):
     """A break returned another shape, rank, dtype, device or structure than at capture."""
 
     code = "OST303"
+
+
+class StaleOutputError(GuardError):
+    """A view of a graph's output was used after a later replay, which may have overwritten it."""
+
+    code = "OST304"
 
 
 class FrozenValueError(GuardError):

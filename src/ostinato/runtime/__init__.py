@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         Writes,
         sizes_to_try,
     )
-    from ostinato.runtime.runners import PlanInspection
+    from ostinato.runtime.runners import PlanInspection, ReplayView
 
 __all__ = [
     "CaptureSupport",
@@ -60,6 +60,7 @@ __all__ = [
     "QualificationCases",
     "QualificationReport",
     "Reason",
+    "ReplayView",
     "ResolvedMode",
     "RuntimeMode",
     "ShadowOwner",
@@ -107,6 +108,7 @@ _HOMES = {
     "QualificationCases": "ostinato.runtime.qualify",
     "QualificationReport": "ostinato.runtime.qualify",
     "Reason": "ostinato.runtime.dispatch",
+    "ReplayView": "ostinato.runtime.runners",
     "ResolvedMode": "ostinato.runtime.dispatch",
     "RuntimeMode": "ostinato.runtime.keys",
     "ShadowOwner": "ostinato.runtime.qualify",

@@ -66,7 +66,8 @@ class GraphConfig:
     """Before each replay, look whether what the graph reads still lies where it did: "always" (weights in rotation,
     all else each time), "sampled" (all in rotation), "off" (then nothing keeps that memory either)."""
     outputs: str = "copy"
-    """"copy" gives the caller tensors of its own; "view" gives the graph's, valid until the next call."""
+    """"copy" gives the caller tensors of its own; "view" gives the graph's, valid until the next replay; using one
+    later raises `StaleOutputError`. It saves a copy of the outputs for the price of a check at each use."""
     shadow_every: int = 0
     """One replayed step in so many runs eagerly too, once its outputs are delivered; a difference quarantines the
     key. Costs copies of inputs, outputs and written state on that step and an eager run before the next. 0: never."""

@@ -182,7 +182,7 @@ class Graphed:
             before_trace=after_warm_up,
         )
         self._captured = CapturedKeys(guard_level=self.config.guards)
-        self._delivery = Delivery(copies=self.config.outputs == "copy")
+        self._delivery = Delivery(copies=self.config.outputs == "copy", arena=self.buffers.arena)
         self._shadow_owner = shadow
         self._stage = _Stage.PLANNED
         self._lock = StepLock()
@@ -232,6 +232,8 @@ class Graphed:
                 itself if it is an `OstinatoError` already.
         """
         self._require(_Stage.WARM, step="capture")
+        kept = [*places_of(self._fn), *places_in(self._state)]  # held meanwhile: no graph is given their memory
+        self.backend.generation.advance()  # what a capture runs writes bridges
 
         def done(key: GraphKey, plan: CapturedPlan | None) -> None:
             if plan is None:
@@ -246,6 +248,7 @@ class Graphed:
             report = capture_all(self.keys, self._capture_one, backend=self.backend, bus=self._bus, on_done=done)
             known = {self.buffers.arena.untyped_storage().data_ptr(), *self._bridges.addresses}
             self._captured.watch(places_of(self._fn), places_in(self._state), known=known)
+            self._delivery.leave(place.tensor for place in kept)
             self._qualifier.start_shadow(self.config.shadow_every, self._shadow_owner)
         self._stage = _Stage.CAPTURED
         if report.failed and not report.captured:
@@ -303,6 +306,9 @@ class Graphed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step on live inputs, any number of rows; returns live-sized outputs.
 
+        With ``outputs="view"`` what a graph has written comes as `ReplayView`, checked at each use. What the callable
+        itself keeps (a weight, a state tensor) comes as it is, as from an eager call; an input is copied.
+
         Inside another capture the callable is inlined. Without a fitting graph it runs eagerly on the inputs
         as they are, and the counters say why.
 
@@ -325,7 +331,7 @@ class Graphed:
             padded = self.sizes(decision)
             self.buffers.write(found, padded)
             self.buffers.pad(_live_sizes(decision.live), padded)
-            return self._replay(decision.key, decision)
+            return self._delivery.deliver(self._replay(decision.key, decision), decision.live.num_tokens)
 
     def explain(self, *args: Any, **kwargs: Any) -> Decision:
         """What a call with these inputs would do, and why not otherwise. Runs nothing."""
@@ -347,11 +353,12 @@ class Graphed:
     def run(self, decision: Decision) -> Any:
         """Run a step whose inputs stand in `buffers` already, at `sizes`, tails written by the caller.
 
-        With EAGER the callable gets views of the live sizes.
+        With EAGER the callable gets views of the live sizes. Outputs that are not copied are plain tensors, unchecked:
+        for engines, which read before the next step.
         """
         with self._lock, _no_grad():
             if decision.key is not None:
-                return self._replay(decision.key, decision)
+                return self._delivery.lend(self._replay(decision.key, decision), decision.live.num_tokens)
             self._require_open()
             self._dispatcher.record(decision)
             args, kwargs = self._layout.join(self.buffers.views(self.sizes(decision)))
@@ -455,7 +462,8 @@ class Graphed:
 
     # --- inside --------------------------------------------------------------------------------
 
-    def _replay(self, key: GraphKey, decision: Decision) -> Any:
+    def _replay(self, key: GraphKey, decision: Decision) -> CapturedPlan:
+        """The plan that was replayed: its outputs are those of the step."""
         self._require_open()
         plan = self.plans[key]
         self.buffers.check_addresses()
@@ -463,11 +471,11 @@ class Graphed:
         live = decision.live
         shadow = self._qualifier.shadow
         if shadow is None:
-            outputs = plan.replay(live.num_tokens)
+            plan.replay(live.num_tokens)
         else:
-            outputs = shadow.replayed(key, live, self.key_sizes(key), lambda: plan.replay(live.num_tokens))
+            shadow.replayed(key, live, self.key_sizes(key), lambda: plan.replay(live.num_tokens))
         self._dispatcher.record(decision)
-        return self._delivery.deliver(outputs, live.num_tokens)
+        return plan
 
     def _capture_one(self, key: GraphKey) -> CapturedPlan:
         self._make_ready(key)

@@ -3,6 +3,7 @@
 from ostinato.runtime.capture.backend import BakedCall, CaptureBackend, CapturedGraph, GraphStep, PoolMemory
 from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.gate import CaptureGate
+from ostinato.runtime.capture.generation import Generation
 from ostinato.runtime.capture.select import BACKENDS, as_device, select_backend
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "CaptureGate",
     "CapturedGraph",
     "External",
+    "Generation",
     "GraphStep",
     "PoolMemory",
     "as_device",

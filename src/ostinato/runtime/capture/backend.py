@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from ostinato.runtime.capture.externals import External
+from ostinato.runtime.capture.generation import Generation
 
 __all__ = ["BakedCall", "CaptureBackend", "CapturedGraph", "GraphStep", "PoolMemory"]
 
@@ -82,6 +83,8 @@ class CaptureBackend(Protocol):
     device: torch.device
     runs_while_recording: bool
     """True if recorded work is executed as well, False if it is only recorded (CUDA)."""
+    generation: Generation
+    """Advanced by whoever replays, before anything that earlier replays have left is overwritten."""
 
     def phase(self) -> AbstractContextManager[None]:
         """Open the capture phase. Outside it `begin` raises `CaptureNotAllowedError`. GC is frozen within."""

@@ -20,6 +20,7 @@ from ostinato.runtime.breaks import recording
 from ostinato.runtime.capture.backend import BakedCall, CapturedGraph, GraphStep, PoolMemory
 from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.gate import CaptureGate
+from ostinato.runtime.capture.generation import Generation
 from ostinato.runtime.capture.simulated_baked import baked_call, baked_constant
 from ostinato.runtime.capture.simulated_memory import Block, ExternalMemory, SimulatedPool, poison
 from ostinato.runtime.capture.watch import FunctionWatch, OpWatch
@@ -188,6 +189,7 @@ class SimulatedBackend:
         self.device = torch.device(device)
         if self.device.type != "cpu":
             raise CaptureError(f"the simulated backend runs on the CPU, not on {self.device}", fix="use device='cpu'")
+        self.generation = Generation()
         self._gate = CaptureGate()
         self._pool = SimulatedPool()
         self._externals: dict[int, ExternalMemory] = {}

@@ -58,7 +58,8 @@ class Qualifier:
         """See `Graphed.qualify`; ``keys`` are captured."""
         self.finish_shadow()
         with self._lock, torch.no_grad():
-            report = qualify_keys(self._subject(), keys, cases, seed=seed, on_key=on_key)
+            subject = self._ready()
+            report = qualify_keys(subject, keys, cases, seed=seed, on_key=on_key)
         for failed in report.failed:
             finding = failed.findings[0]
             self._quarantine(failed.key, found_by="qualify", what=finding.what, where=finding.where)
@@ -67,7 +68,7 @@ class Qualifier:
     def bisect(self, key: GraphKey, cases: QualificationCases | None, *, seed: int) -> list[Culprit]:
         """See `Graphed.bisect`; ``key`` is captured."""
         with self._lock, torch.no_grad():
-            return bisect_key(self._subject(), key, cases, seed=seed)
+            return bisect_key(self._ready(), key, cases, seed=seed)
 
     def start_shadow(self, every: int, owner: ShadowOwner | None) -> None:
         """Look at one replayed step in ``every`` from now on; 0: at none."""
@@ -92,3 +93,9 @@ class Qualifier:
     def drop(self) -> None:
         """The graphs are gone: forget the step that was kept."""
         self.shadow = None
+
+    def _ready(self) -> Subject:
+        """The subject, once nobody is left who may read what the last step has lent: it is poisoned, too."""
+        subject = self._subject()
+        subject.backend.generation.advance()
+        return subject

@@ -18,6 +18,7 @@ from ostinato.runtime.runners.inspection import PlanInspection, inspect_plan
 from ostinato.runtime.runners.layout import RowLayout
 from ostinato.runtime.runners.lifecycle import CaptureReport, capture_all
 from ostinato.runtime.runners.plan import CapturedPlan
+from ostinato.runtime.runners.replay_view import Origin, ReplayView
 from ostinato.runtime.runners.runner import BoundCall, Call, Runner
 from ostinato.runtime.runners.select import make_runners
 from ostinato.runtime.runners.step_lock import StepLock
@@ -33,9 +34,11 @@ __all__ = [
     "CapturedKeys",
     "CapturedPlan",
     "Delivery",
-    "Gap",
     "FullRunner",
+    "Gap",
+    "Origin",
     "PlanInspection",
+    "ReplayView",
     "RowLayout",
     "Runner",
     "StepLock",

@@ -59,9 +59,8 @@ class BreakableRunner:
         """See `Runner.capture`."""
         keep = _itself if self._owns_arguments else self._backend.borrow
         record = self._records.get(key, BreakRecord())
-        recorder = _Recorder(
-            self._backend, CapturedPlan(key=key), self._layout, record, self.bridges, self._forbid, keep
-        )
+        plan = CapturedPlan(key=key, generation=self._backend.generation)
+        recorder = _Recorder(self._backend, plan, self._layout, record, self.bridges, self._forbid, keep)
         try:
             with self._backend.session(), handling_breaks(recorder, is_planning=True):
                 return recorder.record(call)

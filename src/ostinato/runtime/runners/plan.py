@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ostinato.errors import ClosedError
-from ostinato.runtime.capture import CapturedGraph, External
+from ostinato.runtime.capture import CapturedGraph, External, Generation
 from ostinato.runtime.keys import GraphKey
 from ostinato.runtime.runners.break_step import BreakStep
 
@@ -31,6 +31,8 @@ class CapturedPlan:
     """Memory that the plan uses and did not make."""
     num_missing_breaks: int = 0
     """Breaks that warm-up met and the capture did not: work that must run eagerly may have been frozen."""
+    generation: Generation = field(default_factory=Generation)
+    """Of the backend that captured it."""
     is_closed: bool = False
     _calls: list[tuple[Callable[..., None], bool]] = field(default_factory=list)
 
@@ -57,6 +59,7 @@ class CapturedPlan:
         """
         if self.is_closed:
             raise ClosedError(f"the plan of {self.key} was closed", fix="keep the Graphed open while replaying")
+        self.generation.advance()
         num_rows = self.key.num_tokens
         for run, is_break in self._calls or self._bind():
             if is_break:
