@@ -71,6 +71,9 @@ class GraphConfig:
     shadow_every: int = 0
     """One replayed step in so many runs eagerly too, once its outputs are delivered; a difference quarantines the
     key. Costs copies of inputs, outputs and written state on that step and an eager run before the next. 0: never."""
+    failures_to_quarantine: int = 3
+    """Replays of a key that raise in a row before its steps go another way, until `recapture`. A fault of the inputs
+    does not count. One failure may be a batch's own, three in a row are likely the graph's. 0: never."""
     warm_up_runs: int = 2
     """Eager runs of each key before capture; the second sees what the first has initialised."""
 
@@ -101,6 +104,11 @@ class GraphConfig:
         if not _is_int(self.full_mixed_max_tokens, low=0):
             raise ConfigError(
                 f"full_mixed_max_tokens is {self.full_mixed_max_tokens!r}", fix="use a number of tokens, or 0 for none"
+            )
+        if not _is_int(self.failures_to_quarantine, low=0):
+            raise ConfigError(
+                f"failures_to_quarantine is {self.failures_to_quarantine!r}",
+                fix="use a number of failures in a row, or 0 for never",
             )
         if not _is_int(self.shadow_every, low=0):
             raise ConfigError(f"shadow_every is {self.shadow_every!r}", fix="use a number of steps, or 0 for never")

@@ -169,7 +169,12 @@ class Graphed:
         )
         if not keys and self.mode.mode is not Mode.NONE:
             raise ConfigError("no size is left to capture", fix="choose sizes that are multiples of size_multiple")
-        self._dispatcher = Dispatcher(keys, bus=self._bus, max_padding=self.config.padding_limit)
+        self._dispatcher = Dispatcher(
+            keys,
+            bus=self._bus,
+            max_padding=self.config.padding_limit,
+            failures_to_quarantine=self.config.failures_to_quarantine,
+        )
         self._bridges = BridgePool()
         self._runners = make_runners(
             self.backend,
@@ -466,14 +471,18 @@ class Graphed:
         """The plan that was replayed: its outputs are those of the step."""
         self._require_open()
         plan = self.plans[key]
-        self.buffers.check_addresses()
-        self._captured.check(key)
         live = decision.live
         shadow = self._qualifier.shadow
-        if shadow is None:
-            plan.replay(live.num_tokens)
-        else:
-            shadow.replayed(key, live, self.key_sizes(key), lambda: plan.replay(live.num_tokens))
+        try:
+            self.buffers.check_addresses()
+            self._captured.check(key)
+            if shadow is None:
+                plan.replay(live.num_tokens)
+            else:
+                shadow.replayed(key, live, self.key_sizes(key), lambda: plan.replay(live.num_tokens))
+        except Exception as error:
+            self._dispatcher.record_failure(key, error)
+            raise
         self._dispatcher.record(decision)
         return plan
 
