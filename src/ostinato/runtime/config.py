@@ -59,9 +59,10 @@ class GraphConfig:
     """Refuse a bucket larger than this multiple of the live size (reason PADDING_COST). None: no limit."""
     unbroken_attention: str = "error"
     """An attention op inside a piecewise segment mixes rows, so padding would leak: "error" or "allow"."""
-    ownership: str = "recycled"
-    """Of break arguments: "recycled" lets later keys reuse those that a segment of the same plan rewrites at
-    each replay, and holds all others; "owned" holds all, at the price of their bytes for each key."""
+    ownership: str = "owned"
+    """Of break arguments: "owned" holds all of them for each key; "recycled" lets later keys have the memory of those
+    that a segment of the same plan rewrites at each replay, and holds all others. `Graphed.break_argument_bytes`
+    says what either takes. Owned by default: then no argument's address can mean anything else, proven or not."""
     guards: str = "always"
     """Before each replay, look whether what the graph reads still lies where it did: "always" (weights in rotation,
     all else each time), "sampled" (all in rotation), "off" (then nothing keeps that memory either)."""

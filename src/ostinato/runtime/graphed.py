@@ -48,6 +48,7 @@ from ostinato.runtime.qualify import (
     written_state,
 )
 from ostinato.runtime.runners import (
+    ArgumentBytes,
     BoundCall,
     CapturedKeys,
     CapturedPlan,
@@ -55,6 +56,7 @@ from ostinato.runtime.runners import (
     Delivery,
     PlanInspection,
     StepLock,
+    add_up,
     capture_all,
     inspect_plan,
     make_runners,
@@ -382,6 +384,13 @@ class Graphed:
         ledger.enter("bridges", self._bridges.num_bytes)
         ledger.enter("graph pool", self.backend.memory().reserved_bytes)
         return ledger
+
+    def break_argument_bytes(self) -> ArgumentBytes:
+        """What holding the arguments of breaks costs over all keys, by `GraphConfig.ownership`; by key: `inspect`.
+
+        What segments have made lies in the graph pool, and bridges and inputs have lines of their own in `memory`.
+        """
+        return add_up(argument for plan in self.plans.values() for argument in plan.break_arguments)
 
     def inspect(self, key: GraphKey) -> PlanInspection:
         """What the graph of ``key`` consists of: segments and their nodes, breaks and their source, bridges.

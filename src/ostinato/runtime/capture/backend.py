@@ -113,12 +113,17 @@ class CaptureBackend(Protocol):
         """Throw the open segment away. Does nothing if none is open; never raises."""
         ...
 
+    def has_made(self, tensor: torch.Tensor) -> bool:
+        """Whether an op of this session's segments has produced the memory of ``tensor``: each replay of the plan
+        rewrites it. False where the device does not tell. Call between segments, inside `session`.
+        """
+        ...
+
     def borrow(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` for use at replay without keeping its memory from later captures, where that is safe.
 
-        Safe means proven: an op of this session's segments has produced the memory, so each replay of the
-        plan rewrites it before it is read. Then a tensor over the same memory is returned that owns nothing;
-        otherwise ``tensor`` itself. Call between segments, inside `session`.
+        Safe means proven: this session `has_made` it, so each replay rewrites it before it is read. Then a tensor
+        over the same memory is returned that owns nothing; otherwise ``tensor`` itself.
         """
         ...
 

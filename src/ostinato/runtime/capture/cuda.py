@@ -303,10 +303,14 @@ class CudaBackend:
         else:
             opened.reset()
 
+    def has_made(self, tensor: torch.Tensor) -> bool:
+        """See `CaptureBackend.has_made`."""
+        return tensor.untyped_storage().data_ptr() in self._watch.produced
+
     def borrow(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `CaptureBackend.borrow`."""
         storage = tensor.untyped_storage()
-        if storage.nbytes() == 0 or storage.data_ptr() not in self._watch.produced:
+        if storage.nbytes() == 0 or not self.has_made(tensor):
             return tensor
         raw = torch.as_tensor(_BorrowedMemory(storage), device=self.device)
         return torch.empty(0, dtype=tensor.dtype, device=self.device).set_(
@@ -315,7 +319,7 @@ class CudaBackend:
 
     def note_external(self, tensor: torch.Tensor, by: str) -> None:
         """See `CaptureBackend.note_external`."""
-        if tensor.untyped_storage().data_ptr() not in self._watch.produced:
+        if not self.has_made(tensor):
             self._watch.note_external(tensor, by)
 
     def externals(self) -> list[External]:

@@ -248,12 +248,14 @@ class SimulatedBackend:
             self._stop(self._recorder)
             self._recorder.recording = _Recording()
 
+    def has_made(self, tensor: torch.Tensor) -> bool:
+        """See `CaptureBackend.has_made`."""
+        return self._recorder is not None and self._pool.find(tensor.untyped_storage()) in self._recorder.produced
+
     def borrow(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `CaptureBackend.borrow`."""
         block = self._pool.find(tensor.untyped_storage())
-        if block is None or self._recorder is None or block not in self._recorder.produced:
-            return tensor
-        return block.recorded_view(tensor)
+        return tensor if block is None or not self.has_made(tensor) else block.recorded_view(tensor)
 
     def note_external(self, tensor: torch.Tensor, by: str) -> None:
         """See `CaptureBackend.note_external`."""

@@ -8,6 +8,7 @@ from ostinato.runtime.runners.agreement import (
     has_same_bits,
     same_bits,
 )
+from ostinato.runtime.runners.break_arguments import ArgumentBytes, add_up
 from ostinato.runtime.runners.break_step import BreakStep, break_inputs
 from ostinato.runtime.runners.breakable import BreakableRunner
 from ostinato.runtime.runners.captured_keys import CapturedKeys
@@ -26,6 +27,7 @@ from ostinato.runtime.runners.step_lock import StepLock
 __all__ = [
     "OTHER_SHAPE_TOLERANCES",
     "TOLERANCES",
+    "ArgumentBytes",
     "BoundCall",
     "BreakStep",
     "BreakableRunner",
@@ -42,6 +44,7 @@ __all__ = [
     "RowLayout",
     "Runner",
     "StepLock",
+    "add_up",
     "break_inputs",
     "capture_all",
     "find_gap",

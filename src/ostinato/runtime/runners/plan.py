@@ -14,6 +14,7 @@ from typing import Any
 from ostinato.errors import ClosedError
 from ostinato.runtime.capture import CapturedGraph, External, Generation
 from ostinato.runtime.keys import GraphKey
+from ostinato.runtime.runners.break_arguments import BreakArgument
 from ostinato.runtime.runners.break_step import BreakStep
 
 __all__ = ["CapturedPlan"]
@@ -47,9 +48,19 @@ class CapturedPlan:
         return sum(entry.num_nodes for entry in self.entries if not isinstance(entry, BreakStep))
 
     @property
+    def break_steps(self) -> list[BreakStep]:
+        """The breaks, in order."""
+        return [entry for entry in self.entries if isinstance(entry, BreakStep)]
+
+    @property
     def breaks(self) -> list[str]:
         """``name (file:line)`` of each break, in order."""
-        return [f"{e.point.name} ({e.point.source})" for e in self.entries if isinstance(e, BreakStep)]
+        return [f"{step.point.name} ({step.point.source})" for step in self.break_steps]
+
+    @property
+    def break_arguments(self) -> list[BreakArgument]:
+        """What its breaks are given."""
+        return [argument for step in self.break_steps for argument in step.arguments]
 
     def replay(self, num_live: int) -> Any:
         """Run all entries on the current stream; returns `outputs`, valid until the next replay.
