@@ -311,6 +311,15 @@ class PageIntegrityError(EngineError):
 
     code = "OST406"
 
+    def __init__(
+        self,
+        message: str,
+        *,
+        fix: str = "restart the engine and report this: no request may cause it",
+        **context: Any,
+    ) -> None:
+        super().__init__(message, fix=fix, **context)
+
 
 class StepFailedError(EngineError):
     """The step that a request was in failed, with all its requests; the cause is kept. The engine goes on."""

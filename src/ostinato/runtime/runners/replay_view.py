@@ -37,7 +37,7 @@ class Origin:
             raise StaleOutputError(
                 "an output of an earlier replay is used after a later one, which may have overwritten it",
                 fix='clone() it before the next call, or use GraphConfig(outputs="copy")',
-                key=self.key,
+                key=str(self.key),
                 generation=self.made,
                 now=now,
             )

@@ -92,7 +92,7 @@ def test_the_message_says_what_and_when_and_what_to_do():
         view + 1
     error = caught.value
     assert "used after a later one" in error.message
-    assert error.context == {"key": KEY, "generation": 0, "now": 2}
+    assert error.context == {"key": str(KEY), "generation": 0, "now": 2}
     assert "clone() it before the next call" in error.fix and 'outputs="copy"' in error.fix
 
 
