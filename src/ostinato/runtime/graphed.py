@@ -431,10 +431,10 @@ class Graphed:
         return self._qualifier.qualify(chosen, cases, seed=seed, on_key=on_key)
 
     def bisect(self, key: GraphKey, *, cases: QualificationCases | None = None, seed: int = 0) -> list[Culprit]:
-        """The segments, ops and breaks of ``key`` that do not do what eager does, first one first; empty if all do.
+        """The segments, ops and breaks of ``key`` that do not do what eager does at its padded shape, first one first.
 
-        Eager at the padded shape, that is: rows that depend on padded ones are the callable's doing, not a segment's,
-        and `qualify` names the op where they first differ.
+        If all do, and live rows depend on padded ones in eager runs too (PADDING_LEAKS of `qualify`), the one culprit
+        has no segment and names the op where rows first mix. Empty if there is nothing to be found.
 
         Args:
             cases: see `qualify`.
