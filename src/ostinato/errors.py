@@ -34,8 +34,11 @@ __all__ = [
     "QualificationError",
     "RequestError",
     "RuntimeStateError",
+    "StaleOutputError",
     "StepFailedError",
     "TargetError",
+    "TensorDroppedError",
+    "TensorReboundError",
     "UnbrokenOpError",
     "UnjoinedStreamError",
     "UnknownNameError",
@@ -216,6 +219,12 @@ class BreakOutputError(GuardError):
     code = "OST303"
 
 
+class StaleOutputError(GuardError):
+    """A view of a graph's output was used after a later replay, which may have overwritten it."""
+
+    code = "OST304"
+
+
 class FrozenValueError(GuardError):
     """A break's argument that is no tensor changes from run to run, and a replay would go on with the captured one."""
 
@@ -301,6 +310,15 @@ class PageIntegrityError(EngineError):
     """The page allocator's books do not add up: a page lost, shared by mistake or freed twice."""
 
     code = "OST406"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        fix: str = "restart the engine and report this: no request may cause it",
+        **context: Any,
+    ) -> None:
+        super().__init__(message, fix=fix, **context)
 
 
 class StepFailedError(EngineError):

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 
+from ostinato import errors
 from ostinato.cli.errors import entries
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +30,14 @@ def test_the_page_is_current(tool: ModuleType) -> None:
 
 def test_every_family_has_a_heading(tool: ModuleType) -> None:
     assert {entry.code[3] for entry in entries()} == set(tool.FAMILIES)
+
+
+def test_every_error_is_public() -> None:
+    """The page and `ostinato errors` list the public names: one that is left out has a code that nobody can look up."""
+    defined = {
+        name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
+    }
+    assert defined == {entry.name for entry in entries()}
 
 
 def test_every_error_has_its_own_code() -> None:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from ostinato.errors import CaptureError, HostSyncError
-from ostinato.runtime import GraphConfig, Graphed, graph_break
+from ostinato.errors import CaptureError, HostSyncError, StaleOutputError
+from ostinato.runtime import GraphConfig, Graphed, ReplayView, graph_break
 
 pytestmark = [
     pytest.mark.gpu,
@@ -104,3 +104,48 @@ def test_pool_is_given_back(net):
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     assert torch.cuda.memory_reserved() <= before + (4 << 20)
+
+
+def test_views_are_checked_across_the_callables_that_share_a_pool():
+    """One pool a process: what an early callable uses in passing may become another's output."""
+
+    def deep(x):
+        h = x * 2
+        for _ in range(6):
+            h = torch.tanh(h + 1)
+        return h
+
+    x = torch.randn(64, 64, device="cuda")
+    config = GraphConfig(mode="full", sizes=(64,), outputs="view")
+    with Graphed(deep, example=(x,), config=config) as early, Graphed(deep, example=(x,), config=config) as late:
+        for graphed in (early, late):
+            graphed.warm_up().capture()
+        want = deep(x)
+        of_early = early(x)
+        of_late = late(x)
+        torch.testing.assert_close(of_early.clone(), want)  # captured first, so nothing of it was given to the other
+        torch.testing.assert_close(of_late.clone(), want)
+        early(x + 3)
+        with pytest.raises(StaleOutputError, match="generation="):
+            of_late.sum()
+        for use in (lambda v: v.cpu(), lambda v: v.data_ptr(), lambda v: v.__cuda_array_interface__, torch.from_dlpack):
+            fresh = late(x)
+            use(fresh)
+            late(x)
+            with pytest.raises(StaleOutputError):
+                use(fresh)
+
+
+@pytest.mark.parametrize("partition", ["breakable", "fx", "inductor"])
+def test_views_of_every_partition(net, partition):
+    config = GraphConfig(mode="piecewise", partition=partition, sizes=SIZES, outputs="view")
+    with Graphed(net, example=(torch.randn(8, 64, device="cuda"),), config=config) as g:
+        g.warm_up()
+        g.capture()
+        x = torch.randn(3, 64, device="cuda")
+        view = g(x)
+        assert type(view) is ReplayView
+        torch.testing.assert_close(view.clone(), net(x), rtol=1e-4, atol=1e-4)
+        g(x)
+        with pytest.raises(StaleOutputError):
+            view.sum()

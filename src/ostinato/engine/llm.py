@@ -228,7 +228,8 @@ class LLM:
     # --- about it ------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """``{"dispatch": counters, "graphs": {count, segments, pool_bytes, capture_seconds}, "host", "config"}``.
+        """``{"dispatch": counters, "graphs": {count, segments, pool_bytes, break_argument_bytes, capture_seconds},
+        "host", "config"}``.
 
         "host" is `HostTime.to_dict`: the host's work a step, less its waiting for the device.
         """
@@ -247,6 +248,7 @@ class LLM:
                 "count": len(plans),
                 "segments": sum(plan.num_segments for plan in plans),
                 "pool_bytes": graphed.backend.memory().reserved_bytes,
+                "break_argument_bytes": graphed.break_argument_bytes().to_dict(),
                 "capture_seconds": executor.capture_seconds,
             },
             "host": self._loop.host_time.to_dict(),

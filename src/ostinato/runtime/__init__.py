@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         Writes,
         sizes_to_try,
     )
-    from ostinato.runtime.runners import PlanInspection
+    from ostinato.runtime.runners import PlanInspection, ReplayView
 
 __all__ = [
     "CaptureSupport",
@@ -61,6 +61,7 @@ __all__ = [
     "QualificationCases",
     "QualificationReport",
     "Reason",
+    "ReplayView",
     "ReservedRegions",
     "ResolvedMode",
     "RuntimeMode",
@@ -109,6 +110,7 @@ _HOMES = {
     "QualificationCases": "ostinato.runtime.qualify",
     "QualificationReport": "ostinato.runtime.qualify",
     "Reason": "ostinato.runtime.dispatch",
+    "ReplayView": "ostinato.runtime.runners",
     "ReservedRegions": "ostinato.runtime.memory",
     "ResolvedMode": "ostinato.runtime.dispatch",
     "RuntimeMode": "ostinato.runtime.keys",

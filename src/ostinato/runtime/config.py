@@ -59,17 +59,22 @@ class GraphConfig:
     """Refuse a bucket larger than this multiple of the live size (reason PADDING_COST). None: no limit."""
     unbroken_attention: str = "error"
     """An attention op inside a piecewise segment mixes rows, so padding would leak: "error" or "allow"."""
-    ownership: str = "recycled"
-    """Of break arguments: "recycled" lets later keys reuse those that a segment of the same plan rewrites at
-    each replay, and holds all others; "owned" holds all, at the price of their bytes for each key."""
+    ownership: str = "owned"
+    """Of break arguments: "owned" holds all of them for each key; "recycled" lets later keys have the memory of those
+    that a segment of the same plan rewrites at each replay, and holds all others. `Graphed.break_argument_bytes`
+    says what either takes. Owned by default: then no argument's address can mean anything else, proven or not."""
     guards: str = "always"
     """Before each replay, look whether what the graph reads still lies where it did: "always" (weights in rotation,
     all else each time), "sampled" (all in rotation), "off" (then nothing keeps that memory either)."""
     outputs: str = "copy"
-    """"copy" gives the caller tensors of its own; "view" gives the graph's, valid until the next call."""
+    """"copy" gives the caller tensors of its own; "view" gives the graph's, valid until the next replay; using one
+    later raises `StaleOutputError`. It saves a copy of the outputs for the price of a check at each use."""
     shadow_every: int = 0
     """One replayed step in so many runs eagerly too, once its outputs are delivered; a difference quarantines the
     key. Costs copies of inputs, outputs and written state on that step and an eager run before the next. 0: never."""
+    failures_to_quarantine: int = 3
+    """Replays of a key that raise in a row before its steps go another way, until `recapture`. A fault of the inputs
+    does not count. One failure may be a batch's own, three in a row are likely the graph's. 0: never."""
     warm_up_runs: int = 2
     """Eager runs of each key before capture; the second sees what the first has initialised."""
 
@@ -100,6 +105,11 @@ class GraphConfig:
         if not _is_int(self.full_mixed_max_tokens, low=0):
             raise ConfigError(
                 f"full_mixed_max_tokens is {self.full_mixed_max_tokens!r}", fix="use a number of tokens, or 0 for none"
+            )
+        if not _is_int(self.failures_to_quarantine, low=0):
+            raise ConfigError(
+                f"failures_to_quarantine is {self.failures_to_quarantine!r}",
+                fix="use a number of failures in a row, or 0 for never",
             )
         if not _is_int(self.shadow_every, low=0):
             raise ConfigError(f"shadow_every is {self.shadow_every!r}", fix="use a number of steps, or 0 for never")

@@ -41,16 +41,14 @@ from ostinato.runtime.qualify import (
     KeyReport,
     QualificationCases,
     QualificationReport,
-    Shadow,
+    Qualifier,
     ShadowOwner,
     Subject,
-    WholeState,
-    bisect_key,
     integer_ranges,
-    qualify_keys,
     written_state,
 )
 from ostinato.runtime.runners import (
+    ArgumentBytes,
     BoundCall,
     CapturedKeys,
     CapturedPlan,
@@ -58,12 +56,13 @@ from ostinato.runtime.runners import (
     Delivery,
     PlanInspection,
     StepLock,
+    add_up,
     capture_all,
     inspect_plan,
     make_runners,
     run_eager,
 )
-from ostinato.telemetry import DispatchCounters, EventBus, KeyDropped, KeyQuarantined, LogSink, ModeResolved, Sink
+from ostinato.telemetry import DispatchCounters, EventBus, KeyDropped, LogSink, ModeResolved, Sink
 
 __all__ = ["Graphed"]
 
@@ -172,7 +171,12 @@ class Graphed:
         )
         if not keys and self.mode.mode is not Mode.NONE:
             raise ConfigError("no size is left to capture", fix="choose sizes that are multiples of size_multiple")
-        self._dispatcher = Dispatcher(keys, bus=self._bus, max_padding=self.config.padding_limit)
+        self._dispatcher = Dispatcher(
+            keys,
+            bus=self._bus,
+            max_padding=self.config.padding_limit,
+            failures_to_quarantine=self.config.failures_to_quarantine,
+        )
         self._bridges = BridgePool()
         self._runners = make_runners(
             self.backend,
@@ -185,11 +189,11 @@ class Graphed:
             before_trace=after_warm_up,
         )
         self._captured = CapturedKeys(guard_level=self.config.guards)
-        self._delivery = Delivery(copies=self.config.outputs == "copy")
+        self._delivery = Delivery(copies=self.config.outputs == "copy", arena=self.buffers.arena)
         self._shadow_owner = shadow
-        self._shadow: Shadow | None = None
         self._stage = _Stage.PLANNED
         self._lock = StepLock()
+        self._qualifier = Qualifier(self._subject, lock=self._lock, quarantine=self._dispatcher.quarantine)
 
     # --- life cycle ----------------------------------------------------------------------------
 
@@ -235,6 +239,8 @@ class Graphed:
                 itself if it is an `OstinatoError` already.
         """
         self._require(_Stage.WARM, step="capture")
+        kept = [*places_of(self._fn), *places_in(self._state)]  # held meanwhile: no graph is given their memory
+        self.backend.generation.advance()  # what a capture runs writes bridges
 
         def done(key: GraphKey, plan: CapturedPlan | None) -> None:
             if plan is None:
@@ -249,7 +255,8 @@ class Graphed:
             report = capture_all(self.keys, self._capture_one, backend=self.backend, bus=self._bus, on_done=done)
             known = {self.buffers.arena.untyped_storage().data_ptr(), *self._bridges.addresses}
             self._captured.watch(places_of(self._fn), places_in(self._state), known=known)
-            self._set_shadow()
+            self._delivery.leave(place.tensor for place in kept)
+            self._qualifier.start_shadow(self.config.shadow_every, self._shadow_owner)
         self._stage = _Stage.CAPTURED
         if report.failed and not report.captured:
             first = report.first_error
@@ -306,6 +313,9 @@ class Graphed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step on live inputs, any number of rows; returns live-sized outputs.
 
+        With ``outputs="view"`` what a graph has written comes as `ReplayView`, checked at each use. What the callable
+        itself keeps (a weight, a state tensor) comes as it is, as from an eager call; an input is copied.
+
         Inside another capture the callable is inlined. Without a fitting graph it runs eagerly on the inputs
         as they are, and the counters say why.
 
@@ -328,7 +338,7 @@ class Graphed:
             padded = self.sizes(decision)
             self.buffers.write(found, padded)
             self.buffers.pad(_live_sizes(decision.live), padded)
-            return self._replay(decision.key, decision)
+            return self._delivery.deliver(self._replay(decision.key, decision), decision.live.num_tokens)
 
     def explain(self, *args: Any, **kwargs: Any) -> Decision:
         """What a call with these inputs would do, and why not otherwise. Runs nothing."""
@@ -350,11 +360,12 @@ class Graphed:
     def run(self, decision: Decision) -> Any:
         """Run a step whose inputs stand in `buffers` already, at `sizes`, tails written by the caller.
 
-        With EAGER the callable gets views of the live sizes.
+        With EAGER the callable gets views of the live sizes. Outputs that are not copied are plain tensors, unchecked:
+        for engines, which read before the next step.
         """
         with self._lock, _no_grad():
             if decision.key is not None:
-                return self._replay(decision.key, decision)
+                return self._delivery.lend(self._replay(decision.key, decision), decision.live.num_tokens)
             self._require_open()
             self._dispatcher.record(decision)
             args, kwargs = self._layout.join(self.buffers.views(self.sizes(decision)))
@@ -373,6 +384,13 @@ class Graphed:
         ledger.enter("bridges", self._bridges.num_bytes)
         ledger.enter("graph pool", self.backend.memory().reserved_bytes)
         return ledger
+
+    def break_argument_bytes(self) -> ArgumentBytes:
+        """What holding the arguments of breaks costs over all keys, by `GraphConfig.ownership`; by key: `inspect`.
+
+        What segments have made lies in the graph pool, and bridges and inputs have lines of their own in `memory`.
+        """
+        return add_up(argument for plan in self.plans.values() for argument in plan.break_arguments)
 
     def inspect(self, key: GraphKey) -> PlanInspection:
         """What the graph of ``key`` consists of: segments and their nodes, breaks and their source, bridges.
@@ -407,19 +425,16 @@ class Graphed:
             RuntimeStateError: before `capture`, or there is no graph of a key.
             QualificationError: the callable fails on a test batch.
         """
-        chosen = self._chosen(keys, step="qualify")
-        self.finish_shadow()
-        with self._lock, _no_grad():
-            report = qualify_keys(self._subject(), chosen, cases, seed=seed, on_key=on_key)
-        for failed in report.failed:
-            self._quarantine(failed.key, "qualify", failed.findings[0].what, failed.findings[0].where)
-        return report
+        has_none = keys is None and not self.keys  # mode "none": there is nothing to capture, hence nothing to say
+        self._require(_Stage.CAPTURED, *([_Stage.WARM] if has_none else []), step="qualify")
+        chosen = list(self.plans) if keys is None else [self._captured.plan_of(key).key for key in keys]
+        return self._qualifier.qualify(chosen, cases, seed=seed, on_key=on_key)
 
     def bisect(self, key: GraphKey, *, cases: QualificationCases | None = None, seed: int = 0) -> list[Culprit]:
-        """The segments, ops and breaks of ``key`` that do not do what eager does, first one first; empty if all do.
+        """The segments, ops and breaks of ``key`` that do not do what eager does at its padded shape, first one first.
 
-        Eager at the padded shape, that is: rows that depend on padded ones are the callable's doing, not a segment's,
-        and `qualify` names the op where they first differ.
+        If all do, and live rows depend on padded ones in eager runs too (PADDING_LEAKS of `qualify`), the one culprit
+        has no segment and names the op where rows first mix. Empty if there is nothing to be found.
 
         Args:
             cases: see `qualify`.
@@ -427,32 +442,18 @@ class Graphed:
 
         Raises: what `qualify` does.
         """
-        self._chosen([key], step="bisect")
-        with self._lock, _no_grad():
-            return bisect_key(self._subject(), key, cases, seed=seed)
+        self._require(_Stage.CAPTURED, step="bisect")
+        self._captured.plan_of(key)
+        return self._qualifier.bisect(key, cases, seed=seed)
 
     def finish_shadow(self) -> None:
         """Compare the step that `GraphConfig.shadow_every` has kept, if any. Steps do it first of all; an engine
         calls it before it writes into `buffers`."""
-        if self._shadow is not None:
-            with self._lock, _no_grad():
-                verdict = self._shadow.finish()
-            if verdict is not None:
-                self._quarantine(verdict.key, "shadow", verdict.what, verdict.where)
-
-    def _quarantine(self, key: GraphKey, found_by: str, what: str, where: str) -> None:
-        self._dispatcher.block(key, Reason.QUARANTINED)
-        self._bus.emit(KeyQuarantined(key=str(key), found_by=found_by, what=what, where=where))
-
-    def _chosen(self, keys: Sequence[GraphKey] | None, *, step: str) -> list[GraphKey]:
-        has_none = keys is None and not self.keys  # mode "none": there is nothing to capture, hence nothing to say
-        self._require(_Stage.CAPTURED, *([_Stage.WARM] if has_none else []), step=step)
-        chosen = list(self.plans) if keys is None else list(keys)
-        for key in chosen:
-            self._captured.plan_of(key)
-        return chosen
+        self._qualifier.finish_shadow()
 
     def _subject(self) -> Subject:
+        # Whether a replay has the bits of an eager run: recorded calls do, compiled code and GPU kernels need not.
+        is_compiled = self.mode.compiler is not Compiler.NONE or self.mode.partition is Partition.INDUCTOR
         return Subject(
             backend=self.backend,
             buffers=self.buffers,
@@ -462,50 +463,37 @@ class Graphed:
             call=self._call_on,
             cut=self._delivery.cut,
             prepare=self._prepare,
-            state=self._written_state(),
+            state=written_state((*places_in(self._state), *places_of(self._fn)), arena=self.buffers.arena),
             ranges=self._integer_ranges,
             capture=lambda key: self._runners[key.runtime_mode].capture(key, self._bind(key)),
             check_guards=self._captured.check_all,
-            is_bitwise=self._is_bitwise,
+            is_bitwise=self.backend.name == "simulated" and not is_compiled,
         )
-
-    @property
-    def _is_bitwise(self) -> bool:
-        """Whether a replay has the bits of an eager run: recorded calls do, compiled code and GPU kernels need not."""
-        is_compiled = self.mode.compiler is not Compiler.NONE or self.mode.partition is Partition.INDUCTOR
-        return self.backend.name == "simulated" and not is_compiled
 
     def _call_on(self, values: Mapping[str, torch.Tensor]) -> Any:
         args, kwargs = self._layout.join(values)
         return self._fn(*args, **kwargs)
 
-    def _written_state(self) -> dict[str, torch.Tensor]:
-        return written_state((*places_in(self._state), *places_of(self._fn)), arena=self.buffers.arena)
-
-    def _set_shadow(self) -> None:
-        if self.config.shadow_every:
-            self._shadow = Shadow(
-                self.config.shadow_every,
-                owner=self._shadow_owner or WholeState(self._written_state(), self._delivery.cut),
-                buffers=self.buffers,
-                bind=self._bind,
-                is_bitwise=self._is_bitwise,
-            )
-
     # --- inside --------------------------------------------------------------------------------
 
-    def _replay(self, key: GraphKey, decision: Decision) -> Any:
+    def _replay(self, key: GraphKey, decision: Decision) -> CapturedPlan:
+        """The plan that was replayed: its outputs are those of the step."""
         self._require_open()
         plan = self.plans[key]
-        self.buffers.check_addresses()
-        self._captured.check(key)
         live = decision.live
-        if self._shadow is None:
-            outputs = plan.replay(live.num_tokens)
-        else:
-            outputs = self._shadow.replayed(key, live, self.key_sizes(key), lambda: plan.replay(live.num_tokens))
+        shadow = self._qualifier.shadow
+        try:
+            self.buffers.check_addresses()
+            self._captured.check(key)
+            if shadow is None:
+                plan.replay(live.num_tokens)
+            else:
+                shadow.replayed(key, live, self.key_sizes(key), lambda: plan.replay(live.num_tokens))
+        except Exception as error:
+            self._dispatcher.record_failure(key, error)
+            raise
         self._dispatcher.record(decision)
-        return self._delivery.deliver(outputs, live.num_tokens)
+        return plan
 
     def _capture_one(self, key: GraphKey) -> CapturedPlan:
         self._make_ready(key)
@@ -513,7 +501,7 @@ class Graphed:
 
     def _drop_plans(self) -> None:
         self._captured.clear()
-        self._shadow = None
+        self._qualifier.drop()
 
     def _report_drop(self, key: GraphKey, why: str) -> None:
         self._bus.emit(KeyDropped(key=str(key), reason=why))

@@ -74,9 +74,9 @@ class CaptureFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyQuarantined(Event):
-    """A captured key does not do what eager does: no step uses it from here on.
+    """A captured key does not do what eager does, or fails again and again: no step uses it from here on.
 
-    ``found_by`` is "qualify" or "shadow"; ``where`` the first segment, op or state that shows it.
+    ``found_by`` is "qualify", "shadow" or "failures"; ``where`` the first segment, op or state that shows it.
     """
 
     key: str

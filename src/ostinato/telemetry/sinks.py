@@ -54,7 +54,8 @@ class LogSink:
         elif isinstance(event, KeyDropped):
             logger.info("%s is not captured: %s", event.key, event.reason)
         elif isinstance(event, KeyQuarantined):
-            logger.error("%s is quarantined (%s): %s; %s", event.key, event.found_by, event.what, event.where)
+            finding = "; ".join(part for part in (event.what, event.where) if part)
+            logger.error("%s is quarantined (%s): %s", event.key, event.found_by, finding)
         elif isinstance(event, StepFailed):
             told = (event.num_reqs, event.num_in_a_row, event.error)
             logger.error("a step of %d requests failed (%d in a row): %s", *told)

@@ -117,7 +117,9 @@ def test_the_plans_of_a_model(ostinato_command: Command, capsys: Capture, model:
     # Contexts of up to 256 tokens have decode graphs of their own.
     assert {plan["key"].split()[0] for plan in plans} == {"FULL", "PIECEWISE"}
     for plan in plans:
-        assert list(plan) == ["key", "segments", "breaks", "nodes", "bridge_bytes", "entries"]
+        assert list(plan) == [
+            "key", "segments", "breaks", "nodes", "bridge_bytes", "break_argument_bytes", "entries",
+        ]  # fmt: skip
         is_piecewise = plan["key"].startswith("PIECEWISE")
         assert plan["breaks"] == (NUM_LAYERS if is_piecewise else 0)
         assert plan["segments"] == plan["breaks"] + 1
@@ -127,4 +129,5 @@ def test_the_plans_of_a_model(ostinato_command: Command, capsys: Capture, model:
         for entry in plan["entries"]:
             if entry["kind"] == "break":
                 assert entry["name"] == "paged_attention"
+                assert entry["argument_bytes"]["segment"] == entry["argument_bytes"]["owned"] > 0, "q, k, v and out"
                 assert "unified.py:" in entry["source"]

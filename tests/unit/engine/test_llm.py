@@ -449,6 +449,9 @@ def test_stats_are_plain_values_and_add_up(shared: LLMMaker, mode: str) -> None:
     assert dispatch["steps"] == sum(row["hits"] for row in dispatch["buckets"]) > 0
     assert (graphs["count"] == 0) is (mode == "none")
     assert (graphs["segments"] > 0) is (graphs["pool_bytes"] > 0) is (mode != "none")
+    arguments = graphs["break_argument_bytes"]
+    assert (arguments["owned"] > 0) is (arguments["segment"] > 0) is (mode not in ("none", "full_decode_only"))
+    assert arguments["recycled"] == 0, "attention is given nothing but what segments write, so its arguments are free"
     assert config["mode"] == mode and config["kv_tokens"] == 512
     assert config["resolved_mode"] == {"auto": "full_and_piecewise", "full": "full_and_piecewise"}.get(mode, mode)
     assert set(config["reasons"]) >= {"mode", "dtype", "attention"}
@@ -602,7 +605,7 @@ def test_shadows_change_no_answer(tiny_dir: Callable[[str], Path], shared: LLMMa
     with LLM(str(tiny_dir("llama")), overlap=overlap, shadow_every=2, **SETTINGS) as engine:
         assert [output.token_ids for output in engine.generate(GOOD, params)] == expected
         assert "QUARANTINED" not in engine.stats()["dispatch"]["by_reason"]
-        assert engine._require_open().graphed._shadow.num_compared >= 4  # type: ignore[union-attr]
+        assert engine._require_open().graphed._qualifier.shadow.num_compared >= 4  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("prompts", [b"x", {"prompt": "x"}])

@@ -15,8 +15,9 @@ import torch
 from ostinato import LLM
 from ostinato.engine.request import FinishReason, SamplingParams
 from ostinato.errors import EngineDeadError, EngineError, OutOfMemoryError, RequestError, StepFailedError
-from ostinato.runtime import Graphed
-from ostinato.telemetry import EngineDied, MemorySink, ReceiverFailed, StepFailed
+from ostinato.runtime import Graphed, LiveBatch, Reason
+from ostinato.runtime.runners import BreakStep
+from ostinato.telemetry import EngineDied, KeyQuarantined, MemorySink, ReceiverFailed, StepDispatched, StepFailed
 from ostinato.testing.tiny_models import write_tiny_model
 
 SETTINGS: dict[str, Any] = {
@@ -124,6 +125,32 @@ def test_a_failing_step_costs_its_requests_and_no_later_ones(
     assert all(output.error is None for output in outputs[4:])
     assert [event.num_reqs for event in events(llm, StepFailed)] == [len(failed)]
     assert [output.token_ids for output in llm.generate(GOOD, TEN)] == expected
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_graph_that_fails_each_time_is_given_up(folder: Path, expected: list[list[int]], overlap: bool) -> None:
+    """A prompt of one token starts in the bucket of one; its graph is broken, and the next larger one is not."""
+    settings = {**SETTINGS, "mode": "piecewise", "token_sizes": (1, 2)}
+    with LLM(str(folder), overlap=overlap, sinks=[sink := MemorySink()], **settings) as llm:
+        plans = llm._require_open().graphed.plans
+        (key,) = [key for key in plans if key.num_tokens == 1]
+        step = next(entry for entry in plans[key].entries if isinstance(entry, BreakStep))
+
+        def breaks(*_: Any, **__: Any) -> None:
+            raise ValueError("planted")
+
+        step._fn = breaks
+        for _ in range(3):
+            (output,) = llm.generate([GOOD[1]], TEN)
+            assert isinstance(output.error, StepFailedError) and "planted" in output.error.message
+        (event,) = [event for event in sink.events if isinstance(event, KeyQuarantined)]
+        assert (event.key, event.found_by) == (str(key), "failures") and "3 replays in a row raised" in event.what
+        (output,) = llm.generate([GOOD[1]], TEN)
+        assert output.error is None and output.token_ids == expected[1]
+        taken = [event for event in sink.events if isinstance(event, StepDispatched)]
+        assert [event.bucket for event in taken] == ["2"] * 10
+        decision = llm._require_open().graphed.decide(LiveBatch(num_tokens=1))
+        assert Reason.QUARANTINED in [rejection.reason for rejection in decision.alternatives]
 
 
 @pytest.mark.parametrize("number", [1, 2, 7])

@@ -53,6 +53,8 @@ def test_a_replaced_config_is_checked_again():
         ({"full_mixed_max_tokens": -1}, "full_mixed_max_tokens is -1 Fix: use a number of tokens"),
         ({"max_captured_size": 0}, "max_captured_size must be positive integers"),
         ({"full_mixed_num_reqs": 0}, "full_mixed_num_reqs must be positive integers"),
+        ({"failures_to_quarantine": -1}, "failures_to_quarantine is -1 Fix: use a number of failures in a row, or 0"),
+        ({"failures_to_quarantine": True}, "failures_to_quarantine is True"),
         ({"max_padding": 0.9}, "max_padding is 0.9 Fix: use 1.0"),
         ({"warm_up_runs": 0}, "warm_up_runs is 0 Fix: use 1 or more"),
     ],

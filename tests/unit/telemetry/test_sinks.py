@@ -2,7 +2,7 @@
 
 import logging
 
-from ostinato.telemetry import CaptureFailed, EventBus, LogSink, MemorySink, ModeResolved
+from ostinato.telemetry import CaptureFailed, EventBus, KeyQuarantined, LogSink, MemorySink, ModeResolved
 
 EVENT = ModeResolved(asked="auto", resolved="full", reason="why not")
 
@@ -46,7 +46,11 @@ def test_the_log_has_what_an_operator_should_see(caplog):
         assert caplog.messages == []
         sink.emit(ModeResolved(asked="full", resolved="piecewise", reason="no support"))
         sink.emit(CaptureFailed(key="FULL tokens=8", error="boom"))
+        sink.emit(KeyQuarantined(key="FULL tokens=8", found_by="shadow", what="NaN", where="live output"))
+        sink.emit(KeyQuarantined(key="FULL tokens=8", found_by="failures", what="it raised", where=""))
     assert caplog.messages == [
         "mode full became piecewise: no support",
         "capture of FULL tokens=8 failed and was dropped: boom",
+        "FULL tokens=8 is quarantined (shadow): NaN; live output",
+        "FULL tokens=8 is quarantined (failures): it raised",
     ]

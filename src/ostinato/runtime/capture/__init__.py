@@ -10,6 +10,7 @@ from ostinato.runtime.capture.backend import (
 )
 from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.gate import CaptureGate
+from ostinato.runtime.capture.generation import Generation
 from ostinato.runtime.capture.select import BACKENDS, as_device, select_backend
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "CapturedGraph",
     "DeviceUsage",
     "External",
+    "Generation",
     "GraphStep",
     "PoolMemory",
     "as_device",

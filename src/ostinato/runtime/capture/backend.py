@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from ostinato.runtime.capture.externals import External
+from ostinato.runtime.capture.generation import Generation
 
 __all__ = ["BakedCall", "CaptureBackend", "CapturedGraph", "DeviceUsage", "GraphStep", "PoolMemory"]
 
@@ -92,6 +93,8 @@ class CaptureBackend(Protocol):
     device: torch.device
     runs_while_recording: bool
     """True if recorded work is executed as well, False if it is only recorded (CUDA)."""
+    generation: Generation
+    """Advanced by whoever replays, before anything that earlier replays have left is overwritten."""
 
     def phase(self) -> AbstractContextManager[None]:
         """Open the capture phase. Outside it `begin` raises `CaptureNotAllowedError`. GC is frozen within."""
@@ -120,12 +123,17 @@ class CaptureBackend(Protocol):
         """Throw the open segment away. Does nothing if none is open; never raises."""
         ...
 
+    def has_made(self, tensor: torch.Tensor) -> bool:
+        """Whether an op of this session's segments has produced the memory of ``tensor``: each replay of the plan
+        rewrites it. False where the device does not tell. Call between segments, inside `session`.
+        """
+        ...
+
     def borrow(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor`` for use at replay without keeping its memory from later captures, where that is safe.
 
-        Safe means proven: an op of this session's segments has produced the memory, so each replay of the
-        plan rewrites it before it is read. Then a tensor over the same memory is returned that owns nothing;
-        otherwise ``tensor`` itself. Call between segments, inside `session`.
+        Safe means proven: this session `has_made` it, so each replay rewrites it before it is read. Then a tensor
+        over the same memory is returned that owns nothing; otherwise ``tensor`` itself.
         """
         ...
 

@@ -32,6 +32,7 @@ from ostinato.runtime.capture.cuda_baked import baked_calls
 from ostinato.runtime.capture.cuda_driver import count_nodes, node_names
 from ostinato.runtime.capture.externals import External, ExternalLog
 from ostinato.runtime.capture.gate import CaptureGate
+from ostinato.runtime.capture.generation import Generation
 from ostinato.runtime.capture.watch import OpWatch, raising_frame, user_frame
 from ostinato.runtime.nest import tensors
 from ostinato.runtime.ops import op_name
@@ -55,12 +56,13 @@ class _Pool:
 
 
 class _Shared:
-    """What all backends of one device share: a stream, a gate, and the pool that captures go to."""
+    """What all backends of one device share: a stream, a gate, the pool that captures go to, and who has used it."""
 
     def __init__(self, index: int) -> None:
         self.stream = torch.cuda.Stream(index)
         self.gate = CaptureGate()
         self.pools = [_Pool()]
+        self.generations: weakref.WeakSet[Generation] = weakref.WeakSet()
 
     def enter_pool(self) -> _Pool:
         """The pool for one more graph: the last one, unless it has died or an invalidated capture spoiled it."""
@@ -211,6 +213,7 @@ class CudaBackend:
             )
         self.device = torch.device("cuda", index)
         self._shared = _shared(index)
+        self.generation = Generation()
         self._watch = _Watch()
         self._open: _Opened | None = None
         self._session_thread: int | None = None
@@ -221,6 +224,8 @@ class CudaBackend:
     def phase(self) -> Iterator[None]:
         """See `CaptureBackend.phase`."""
         with self._shared.gate.phase():
+            self.generation.follow(self._shared.generations)
+            self._shared.generations.add(self.generation)
             torch.cuda.synchronize(self.device)
             yield
 
@@ -298,10 +303,14 @@ class CudaBackend:
         else:
             opened.reset()
 
+    def has_made(self, tensor: torch.Tensor) -> bool:
+        """See `CaptureBackend.has_made`."""
+        return tensor.untyped_storage().data_ptr() in self._watch.produced
+
     def borrow(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `CaptureBackend.borrow`."""
         storage = tensor.untyped_storage()
-        if storage.nbytes() == 0 or storage.data_ptr() not in self._watch.produced:
+        if storage.nbytes() == 0 or not self.has_made(tensor):
             return tensor
         raw = torch.as_tensor(_BorrowedMemory(storage), device=self.device)
         return torch.empty(0, dtype=tensor.dtype, device=self.device).set_(
@@ -310,7 +319,7 @@ class CudaBackend:
 
     def note_external(self, tensor: torch.Tensor, by: str) -> None:
         """See `CaptureBackend.note_external`."""
-        if tensor.untyped_storage().data_ptr() not in self._watch.produced:
+        if not self.has_made(tensor):
             self._watch.note_external(tensor, by)
 
     def externals(self) -> list[External]:

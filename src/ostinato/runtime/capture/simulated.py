@@ -20,6 +20,7 @@ from ostinato.runtime.breaks import recording
 from ostinato.runtime.capture.backend import BakedCall, CapturedGraph, DeviceUsage, GraphStep, PoolMemory
 from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.gate import CaptureGate
+from ostinato.runtime.capture.generation import Generation
 from ostinato.runtime.capture.simulated_baked import baked_call, baked_constant
 from ostinato.runtime.capture.simulated_memory import Block, ExternalMemory, SimulatedPool, poison
 from ostinato.runtime.capture.watch import FunctionWatch, OpWatch
@@ -188,6 +189,7 @@ class SimulatedBackend:
         self.device = torch.device(device)
         if self.device.type != "cpu":
             raise CaptureError(f"the simulated backend runs on the CPU, not on {self.device}", fix="use device='cpu'")
+        self.generation = Generation()
         self._gate = CaptureGate()
         self._pool = SimulatedPool()
         self._externals: dict[int, ExternalMemory] = {}
@@ -246,12 +248,14 @@ class SimulatedBackend:
             self._stop(self._recorder)
             self._recorder.recording = _Recording()
 
+    def has_made(self, tensor: torch.Tensor) -> bool:
+        """See `CaptureBackend.has_made`."""
+        return self._recorder is not None and self._pool.find(tensor.untyped_storage()) in self._recorder.produced
+
     def borrow(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `CaptureBackend.borrow`."""
         block = self._pool.find(tensor.untyped_storage())
-        if block is None or self._recorder is None or block not in self._recorder.produced:
-            return tensor
-        return block.recorded_view(tensor)
+        return tensor if block is None or not self.has_made(tensor) else block.recorded_view(tensor)
 
     def note_external(self, tensor: torch.Tensor, by: str) -> None:
         """See `CaptureBackend.note_external`."""

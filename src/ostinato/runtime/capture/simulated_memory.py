@@ -32,9 +32,9 @@ class Block:
         self.recorded = torch.frombuffer(self._memory.data, dtype=torch.uint8).untyped_storage()
         self._program: StorageWeakRef | None = None
 
-    def lend(self) -> torch.UntypedStorage:
-        """A fresh storage over this memory, for the program; the block is in use until it dies."""
-        storage = torch.frombuffer(self._memory.data, dtype=torch.uint8).untyped_storage()
+    def lend(self, nbytes: int) -> torch.UntypedStorage:
+        """A fresh storage of ``nbytes`` over this memory, for the program; the block is in use until it dies."""
+        storage = torch.frombuffer(self._memory.data, dtype=torch.uint8, count=max(nbytes, 1)).untyped_storage()
         self._program = StorageWeakRef(storage)
         return storage
 
@@ -73,7 +73,7 @@ class SimulatedPool:
         else:
             block = Block(max(_GRANULE_BYTES, -(-nbytes // _GRANULE_BYTES) * _GRANULE_BYTES))
             self._blocks.append(block)
-        storage = block.lend()
+        storage = block.lend(nbytes)
         self._in_use[storage._cdata] = block
         return block, storage
 

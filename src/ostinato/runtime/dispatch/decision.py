@@ -26,7 +26,7 @@ class Reason(StrEnum):
     CAPTURE_FAILED = "CAPTURE_FAILED"
     """The bucket's capture failed; see the capture report."""
     QUARANTINED = "QUARANTINED"
-    """The graph was found to differ from eager."""
+    """The graph was found to differ from eager, or its replays raised again and again."""
     PADDING_COST = "PADDING_COST"
     """The next bucket is larger than ``max_padding`` allows."""
     PADDING_OFF = "PADDING_OFF"

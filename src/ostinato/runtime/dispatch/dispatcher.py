@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ostinato.errors import InputSpecError
+from ostinato.errors import InputSpecError, RuntimeStateError
 from ostinato.runtime.dispatch.decision import Decision, Reason
 from ostinato.runtime.dispatch.policy import KeyTable, choose
 from ostinato.runtime.keys import GraphKey, LiveBatch
-from ostinato.telemetry import EventBus, StepDispatched
+from ostinato.telemetry import EventBus, KeyQuarantined, StepDispatched
 
 __all__ = ["Dispatcher"]
 
@@ -20,12 +20,22 @@ class Dispatcher:
         keys: planned keys; none is usable until `mark_captured`.
         bus: where `record` sends steps.
         max_padding: see `GraphConfig.max_padding`.
+        failures_to_quarantine: see `GraphConfig.failures_to_quarantine`.
     """
 
-    def __init__(self, keys: list[GraphKey], *, bus: EventBus, max_padding: float | None = None) -> None:
+    def __init__(
+        self,
+        keys: list[GraphKey],
+        *,
+        bus: EventBus,
+        max_padding: float | None = None,
+        failures_to_quarantine: int = 0,
+    ) -> None:
         self._table = KeyTable(list(keys), dict.fromkeys(keys, Reason.NOT_CAPTURED_YET))
         self._bus = bus
         self._max_padding = max_padding
+        self._failures_to_quarantine = failures_to_quarantine
+        self._num_failed: dict[GraphKey, int] = {}  # in a row
         self._cache: dict[LiveBatch, Decision] = {}
 
     @property
@@ -49,6 +59,8 @@ class Dispatcher:
 
     def record(self, decision: Decision) -> None:
         """Report that a step ran by ``decision``."""
+        if self._num_failed and decision.key is not None:
+            self._num_failed.pop(decision.key, None)
         self._bus.emit(
             StepDispatched(
                 runtime_mode=decision.runtime_mode.value,
@@ -61,8 +73,20 @@ class Dispatcher:
             )
         )
 
+    def record_failure(self, key: GraphKey, error: Exception) -> None:
+        """A replay of ``key`` raised: once too often in a row, and the key is quarantined. What is the fault of the
+        inputs alone, or of how the caller uses the callable, does not count."""
+        if not self._failures_to_quarantine or isinstance(error, InputSpecError | RuntimeStateError):
+            return
+        num_failed = self._num_failed[key] = self._num_failed.get(key, 0) + 1
+        if num_failed >= self._failures_to_quarantine:
+            del self._num_failed[key]
+            what = f"{num_failed} replays in a row raised, at last {type(error).__name__}: {error}"
+            self.quarantine(key, found_by="failures", what=what, where="")
+
     def mark_captured(self, key: GraphKey) -> None:
         """``key`` may be used from now on."""
+        self._num_failed.pop(key, None)
         self._table.blocked.pop(key, None)
         self._cache.clear()
 
@@ -70,6 +94,11 @@ class Dispatcher:
         """``key`` may not be used, for ``reason``."""
         self._table.blocked[key] = reason
         self._cache.clear()
+
+    def quarantine(self, key: GraphKey, *, found_by: str, what: str, where: str) -> None:
+        """Block ``key`` because its graph is not to be trusted, and report it; see `KeyQuarantined`."""
+        self.block(key, Reason.QUARANTINED)
+        self._bus.emit(KeyQuarantined(key=str(key), found_by=found_by, what=what, where=where))
 
 
 def _check_sizes(live: LiveBatch) -> None:

@@ -3,9 +3,9 @@
 from ostinato.runtime.qualify.bisect import Culprit
 from ostinato.runtime.qualify.cases import Case, QualificationCases, RandomCases, live_counts, sizes_to_try
 from ostinato.runtime.qualify.poison import Poison
-from ostinato.runtime.qualify.qualify import bisect_key, qualify_keys
+from ostinato.runtime.qualify.qualifier import Qualifier
 from ostinato.runtime.qualify.report import Finding, FindingKind, KeyReport, QualificationReport
-from ostinato.runtime.qualify.shadow import Resume, Shadow, ShadowOwner, ShadowVerdict, WholeState
+from ostinato.runtime.qualify.shadow import Resume, ShadowOwner
 from ostinato.runtime.qualify.states import Writes
 from ostinato.runtime.qualify.subject import Subject, integer_ranges, written_state
 
@@ -18,18 +18,14 @@ __all__ = [
     "Poison",
     "QualificationCases",
     "QualificationReport",
+    "Qualifier",
     "RandomCases",
     "Resume",
-    "Shadow",
     "ShadowOwner",
-    "ShadowVerdict",
     "Subject",
-    "WholeState",
     "Writes",
-    "bisect_key",
     "integer_ranges",
     "live_counts",
-    "qualify_keys",
     "sizes_to_try",
     "written_state",
 ]

@@ -24,10 +24,11 @@ __all__ = ["Culprit", "bisect_plan"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """One entry of a plan that does not do what eager does."""
+    """One entry of a plan that does not do what eager does; or, with neither segment nor break, an op with which the
+    callable itself lets padded rows reach live ones: its graph does what eager does, and is wrong all the same."""
 
     segment: int | None = None
-    """Position among the segments, from 0; None for a break."""
+    """Position among the segments, from 0; None for a break, and where no entry is at fault."""
     op: str = ""
     op_index: int | None = None
     """Position among the calls of the segment."""
@@ -35,8 +36,10 @@ class Culprit:
     what: str = ""
 
     def __str__(self) -> str:
-        if self.segment is None:
+        if self.break_name:
             return f"the hand-over of break {self.break_name}"
+        if self.segment is None:
+            return f"no segment: in eager runs too padded rows reach live ones, first at {self.op or 'an unknown op'}"
         return f"segment {self.segment}" + (f", op {self.op_index} {self.op}" if self.op else "")
 
 

@@ -78,7 +78,8 @@ def qualify_keys(
 
 
 def bisect_key(subject: Subject, key: GraphKey, cases: QualificationCases | None, *, seed: int = 0) -> list[Culprit]:
-    """The entries of ``key`` that go wrong, first one first, on the first case that shows any."""
+    """The entries of ``key`` that go wrong, first one first, on the first case that shows any; or the op that lets
+    padded rows reach live ones, in eager runs as well."""
     cases = cases or subject.random_cases(seed)
     state = cases.state()
     original = Snapshot({**state, "(static buffers)": subject.buffers.arena})
@@ -88,7 +89,8 @@ def bisect_key(subject: Subject, key: GraphKey, cases: QualificationCases | None
             culprits = trial.bisect(case)
             if culprits:
                 return culprits
-        return []
+        leaks = (trial.leak(case) for case in cases.of(key))
+        return [leak for leak in leaks if leak is not None][:1]
     finally:
         original.restore()
 
@@ -140,6 +142,19 @@ class _Trial:
         self._poison_own(case, trace.addresses)
         with seeded(self._device):
             return bisect_plan(self._plan, trace, num_live=num_live, is_exact=self._subject.is_bitwise)
+
+    def leak(self, case: Case) -> Culprit | None:
+        """The op of the callable itself that mixes rows, if live outputs show it without any graph."""
+        expected = self._from_start(case, lambda: _copied(case.cut(run_eager(self._call))))
+        for run, is_repadded in ((case.exact and self._alone, False), (case.repad and self._repadded, True)):
+            gap = None
+            if run is not None:
+                is_exact = is_repadded and self._subject.is_bitwise
+                gap, _ = find_gap(expected, run(case), is_exact=is_exact, is_other_shape=not is_repadded)
+            if gap is not None:
+                where = self._where_rows_mix(case, is_repadded=is_repadded)
+                return Culprit(op=where, what=f"live output{gap.path} depends on padded rows: {gap.detail}")
+        return None
 
     # --- one case ------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from ostinato.runtime.runners.agreement import (
     has_same_bits,
     same_bits,
 )
+from ostinato.runtime.runners.break_arguments import ArgumentBytes, add_up
 from ostinato.runtime.runners.break_step import BreakStep, break_inputs
 from ostinato.runtime.runners.breakable import BreakableRunner
 from ostinato.runtime.runners.captured_keys import CapturedKeys
@@ -18,6 +19,7 @@ from ostinato.runtime.runners.inspection import PlanInspection, inspect_plan
 from ostinato.runtime.runners.layout import RowLayout
 from ostinato.runtime.runners.lifecycle import CaptureReport, capture_all
 from ostinato.runtime.runners.plan import CapturedPlan
+from ostinato.runtime.runners.replay_view import Origin, ReplayView
 from ostinato.runtime.runners.runner import BoundCall, Call, Runner
 from ostinato.runtime.runners.select import make_runners
 from ostinato.runtime.runners.step_lock import StepLock
@@ -25,6 +27,7 @@ from ostinato.runtime.runners.step_lock import StepLock
 __all__ = [
     "OTHER_SHAPE_TOLERANCES",
     "TOLERANCES",
+    "ArgumentBytes",
     "BoundCall",
     "BreakStep",
     "BreakableRunner",
@@ -33,12 +36,15 @@ __all__ = [
     "CapturedKeys",
     "CapturedPlan",
     "Delivery",
-    "Gap",
     "FullRunner",
+    "Gap",
+    "Origin",
     "PlanInspection",
+    "ReplayView",
     "RowLayout",
     "Runner",
     "StepLock",
+    "add_up",
     "break_inputs",
     "capture_all",
     "find_gap",

@@ -6,7 +6,7 @@ returns against what it returned at capture, and hands tensors over at fixed add
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ostinato.errors import BreakOutputError
 from ostinato.runtime.breaks import BreakPoint, handling_breaks
 from ostinato.runtime.buffers import BridgePool
 from ostinato.runtime.nest import leaves, map_tensors, skeleton, tensors
+from ostinato.runtime.runners.break_arguments import BreakArgument
 from ostinato.runtime.runners.layout import RowLayout
 
 __all__ = ["BreakStep", "break_inputs", "observe_break"]
@@ -49,8 +50,11 @@ class BreakStep:
         bridges: BridgePool,
         next_bridge: int,
         keep: Callable[[torch.Tensor], torch.Tensor],
+        arguments: Sequence[BreakArgument] = (),
     ) -> None:
         self.point = point
+        self.arguments = tuple(arguments)
+        """Whose memory the tensors that it is given are, at capture."""
         self._fn = point.fn
         self._args, self._kwargs = map_tensors((args, kwargs), keep)
         with handling_breaks(None):

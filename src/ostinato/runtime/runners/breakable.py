@@ -19,6 +19,7 @@ from ostinato.runtime.capture import CaptureBackend
 from ostinato.runtime.keys import GraphKey, RuntimeMode
 from ostinato.runtime.nest import tensors
 from ostinato.runtime.ops import ATTENTION_OPS
+from ostinato.runtime.runners.break_arguments import classify_arguments
 from ostinato.runtime.runners.break_record import BreakRecord
 from ostinato.runtime.runners.break_step import BreakStep, observe_break
 from ostinato.runtime.runners.layout import RowLayout
@@ -59,9 +60,8 @@ class BreakableRunner:
         """See `Runner.capture`."""
         keep = _itself if self._owns_arguments else self._backend.borrow
         record = self._records.get(key, BreakRecord())
-        recorder = _Recorder(
-            self._backend, CapturedPlan(key=key), self._layout, record, self.bridges, self._forbid, keep
-        )
+        plan = CapturedPlan(key=key, generation=self._backend.generation)
+        recorder = _Recorder(self._backend, plan, self._layout, record, self.bridges, self._forbid, keep)
         try:
             with self._backend.session(), handling_breaks(recorder, is_planning=True):
                 return recorder.record(call)
@@ -133,6 +133,8 @@ class _Recorder:
         self._end_segment(runs_next=True)
         for tensor in tensors((args, kwargs)):
             self._backend.note_external(tensor, f"break {point.name}")
+        bridges = [bridge for entry in self.plan.break_steps for bridge in entry.bridges]
+        arguments = classify_arguments(self._backend, (args, kwargs), bridges)
         try:
             step = BreakStep(
                 point,
@@ -144,6 +146,7 @@ class _Recorder:
                 bridges=self._bridges,
                 next_bridge=self._num_bridges,
                 keep=self._keep,
+                arguments=arguments,
             )
         except BaseException as error:
             self._failed = error

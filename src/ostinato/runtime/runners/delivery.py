@@ -1,11 +1,12 @@
 """`Delivery`: from a plan's padded outputs to what the caller gets.
 
-Slices what has one row a token to the live size, and copies or lends: a lent output is the graph's own
-memory and holds until the next step.
+Slices what has one row a token to the live size, and copies or lends: a lent output is the graph's own memory, holds
+until the next step, and comes as a `ReplayView` that says so when it is used later.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ import torch
 from ostinato.errors import ConfigError
 from ostinato.runtime.nest import map_tensors, tensors
 from ostinato.runtime.runners.layout import RowLayout
+from ostinato.runtime.runners.plan import CapturedPlan
+from ostinato.runtime.runners.replay_view import Origin, ReplayView
 
 __all__ = ["Delivery"]
 
@@ -22,10 +25,13 @@ class Delivery:
 
     Args:
         copies: whether the caller gets tensors of its own.
+        arena: memory of the static inputs.
     """
 
-    def __init__(self, *, copies: bool) -> None:
+    def __init__(self, *, copies: bool, arena: torch.Tensor) -> None:
         self._copies = copies
+        self._arena = arena.untyped_storage().data_ptr()
+        self._left: set[int] = set()
         self._layout = RowLayout()
         self._shapes: dict[int, dict[int, tuple[int, ...]]] = {}  # output -> rows -> shape
 
@@ -45,9 +51,28 @@ class Delivery:
                     shapes=shapes,
                 )
 
-    def deliver(self, outputs: Any, num_live: int) -> Any:
-        """The outputs of a replay that had ``num_live`` real rows."""
-        outputs = self.cut(outputs, num_live)
+    def leave(self, kept: Iterable[torch.Tensor]) -> None:
+        """Lend outputs in the memory of ``kept`` as they are: the callable keeps them, whatever is replayed."""
+        self._left = {tensor.untyped_storage().data_ptr() for tensor in kept}
+
+    def deliver(self, plan: CapturedPlan, num_live: int) -> Any:
+        """The outputs of ``plan``, which has just been replayed with ``num_live`` real rows; for any caller."""
+        outputs = self.cut(plan.outputs, num_live)
+        if self._copies:
+            return map_tensors(outputs, torch.clone)
+        origin = Origin(plan.key, plan.generation, plan.generation.now)
+
+        def lend(tensor: torch.Tensor) -> torch.Tensor:
+            address = tensor.untyped_storage().data_ptr()
+            if address == self._arena:  # the next step's inputs overwrite it, and may be copied from it
+                return tensor.clone()
+            return tensor if address in self._left else ReplayView.of(tensor, origin)
+
+        return map_tensors(outputs, lend)
+
+    def lend(self, plan: CapturedPlan, num_live: int) -> Any:
+        """The same without the check of views; for a caller that reads before the next step."""
+        outputs = self.cut(plan.outputs, num_live)
         return map_tensors(outputs, torch.clone) if self._copies else outputs
 
     def cut(self, outputs: Any, num_live: int) -> Any:

@@ -32,4 +32,10 @@ class FullRunner:
             self._backend.begin()
             outputs = call()
             graph = self._backend.end()
-            return CapturedPlan(key=key, entries=[graph], outputs=outputs, externals=self._backend.externals())
+            return CapturedPlan(
+                key=key,
+                entries=[graph],
+                outputs=outputs,
+                externals=self._backend.externals(),
+                generation=self._backend.generation,
+            )

@@ -6,9 +6,10 @@ Values to look at, as text, JSON or DOT. Made on demand by `Graphed.inspect`; th
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from ostinato.runtime.runners.break_arguments import ArgumentBytes, add_up
 from ostinato.runtime.runners.break_step import BreakStep
 from ostinato.runtime.runners.plan import CapturedPlan
 
@@ -33,11 +34,13 @@ class InspectedSegment:
 
 @dataclass(frozen=True, slots=True)
 class InspectedBreak:
-    """One function that runs eagerly. ``bridge_bytes`` are the sizes of what it hands over by copy."""
+    """One function that runs eagerly. ``bridge_bytes`` are the sizes of what it hands over by copy, ``arguments`` the
+    bytes of what it is given, by owner."""
 
     name: str
     source: str
     bridge_bytes: tuple[int, ...]
+    arguments: ArgumentBytes = field(default_factory=ArgumentBytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +49,11 @@ class PlanInspection:
 
     key: str
     entries: tuple[InspectedSegment | InspectedBreak, ...]
+    arguments: ArgumentBytes = field(default_factory=ArgumentBytes)
+    """Of all its breaks, each storage once."""
 
     def to_dict(self) -> dict[str, Any]:
-        """``{"key", "segments", "breaks", "nodes", "bridge_bytes", "entries": [...]}``."""
+        """``{"key", "segments", "breaks", "nodes", "bridge_bytes", "break_argument_bytes", "entries": [...]}``."""
         segments = [e for e in self.entries if isinstance(e, InspectedSegment)]
         breaks = [e for e in self.entries if isinstance(e, InspectedBreak)]
         return {
@@ -57,6 +62,7 @@ class PlanInspection:
             "breaks": len(breaks),
             "nodes": sum(len(s.nodes) for s in segments),
             "bridge_bytes": sum(sum(b.bridge_bytes) for b in breaks),
+            "break_argument_bytes": self.arguments.to_dict(),
             "entries": [_entry_dict(entry) for entry in self.entries],
         }
 
@@ -68,7 +74,10 @@ class PlanInspection:
                 lines.append(f"  {index:3} segment  {len(entry.nodes):5} nodes  {entry.label()}")
             else:
                 bridges = f"  bridges {sum(entry.bridge_bytes):,} bytes" if entry.bridge_bytes else ""
-                lines.append(f"  {index:3} break    {entry.name} at {entry.source}{bridges}")
+                given = f"  given {entry.arguments.owned:,} bytes" if entry.arguments.owned else ""
+                lines.append(f"  {index:3} break    {entry.name} at {entry.source}{given}{bridges}")
+        if self.arguments.owned:
+            lines.append(f"  break arguments held: {self.arguments}")
         return "\n".join(lines)
 
     def to_dot(self) -> str:
@@ -91,10 +100,10 @@ def inspect_plan(plan: CapturedPlan) -> PlanInspection:
     for entry in plan.entries:
         if isinstance(entry, BreakStep):
             sizes = tuple(t.numel() * t.element_size() for t in entry.bridges)
-            entries.append(InspectedBreak(entry.point.name, entry.point.source, sizes))
+            entries.append(InspectedBreak(entry.point.name, entry.point.source, sizes, add_up(entry.arguments)))
         else:
             entries.append(InspectedSegment(tuple(entry.nodes())))
-    return PlanInspection(str(plan.key), tuple(entries))
+    return PlanInspection(str(plan.key), tuple(entries), add_up(plan.break_arguments))
 
 
 def _entry_dict(entry: InspectedSegment | InspectedBreak) -> dict[str, Any]:
@@ -105,6 +114,7 @@ def _entry_dict(entry: InspectedSegment | InspectedBreak) -> dict[str, Any]:
         "name": entry.name,
         "source": entry.source,
         "bridge_bytes": list(entry.bridge_bytes),
+        "argument_bytes": entry.arguments.to_dict(),
     }
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ostinato.errors import ClosedError
-from ostinato.runtime.capture import CapturedGraph, External
+from ostinato.runtime.capture import CapturedGraph, External, Generation
 from ostinato.runtime.keys import GraphKey
+from ostinato.runtime.runners.break_arguments import BreakArgument
 from ostinato.runtime.runners.break_step import BreakStep
 
 __all__ = ["CapturedPlan"]
@@ -31,6 +32,8 @@ class CapturedPlan:
     """Memory that the plan uses and did not make."""
     num_missing_breaks: int = 0
     """Breaks that warm-up met and the capture did not: work that must run eagerly may have been frozen."""
+    generation: Generation = field(default_factory=Generation)
+    """Of the backend that captured it."""
     is_closed: bool = False
     _calls: list[tuple[Callable[..., None], bool]] = field(default_factory=list)
 
@@ -45,9 +48,19 @@ class CapturedPlan:
         return sum(entry.num_nodes for entry in self.entries if not isinstance(entry, BreakStep))
 
     @property
+    def break_steps(self) -> list[BreakStep]:
+        """The breaks, in order."""
+        return [entry for entry in self.entries if isinstance(entry, BreakStep)]
+
+    @property
     def breaks(self) -> list[str]:
         """``name (file:line)`` of each break, in order."""
-        return [f"{e.point.name} ({e.point.source})" for e in self.entries if isinstance(e, BreakStep)]
+        return [f"{step.point.name} ({step.point.source})" for step in self.break_steps]
+
+    @property
+    def break_arguments(self) -> list[BreakArgument]:
+        """What its breaks are given."""
+        return [argument for step in self.break_steps for argument in step.arguments]
 
     def replay(self, num_live: int) -> Any:
         """Run all entries on the current stream; returns `outputs`, valid until the next replay.
@@ -57,6 +70,7 @@ class CapturedPlan:
         """
         if self.is_closed:
             raise ClosedError(f"the plan of {self.key} was closed", fix="keep the Graphed open while replaying")
+        self.generation.advance()
         num_rows = self.key.num_tokens
         for run, is_break in self._calls or self._bind():
             if is_break:

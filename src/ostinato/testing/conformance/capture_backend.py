@@ -104,6 +104,22 @@ class CaptureBackendConformance:
         assert values.tolist() == [5.0, 7.0, 9.0]
         assert indices.tolist() == [0, 2, 1]
 
+    def test_what_the_session_has_made_is_told_from_what_it_was_given(self, backend: CaptureBackend) -> None:
+        x = torch.ones(8, device=backend.device)
+        with backend.phase():
+            with backend.session():
+                backend.begin()
+                earlier = x * 2
+                backend.end()
+            with backend.session():
+                backend.begin()
+                made = earlier * 2
+                empty = torch.empty_like(x)
+                backend.end()
+                between = x * 3
+                assert backend.has_made(made) and backend.has_made(made[2:4]) and backend.has_made(empty)
+                assert not any(backend.has_made(given) for given in (x, earlier, between))
+
     def test_an_empty_segment_has_no_nodes(self, backend: CaptureBackend) -> None:
         x = torch.zeros(4, device=backend.device)
         graph, _ = self.record(backend, lambda t: t.view(2, 2), x)

@@ -40,7 +40,7 @@ HELD_OUTPUT = Fault(
     row=6,
     title="a graph output is overwritten by the next replay while the caller still holds it",
     source="TensorRT-LLM#17010",
-    protection="outputs are copied for the caller, unless it asks for views",
-    cost='one copy of the outputs a step; none with `outputs="view"`',
+    protection="outputs are copied for the caller; a view, if it asks for one, refuses to be used after a later replay",
+    cost='one copy of the outputs a step; with `outputs="view"` a check at each use instead',
     plant=Plant(protected=_protected, unprotected=_unprotected),
 )

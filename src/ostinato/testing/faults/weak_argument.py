@@ -43,7 +43,7 @@ def _expected(device: str) -> torch.Tensor:
 def _protected(device: str, partition: str) -> Outcome:
     program = _Tables(device)
     example = torch.ones(max(_SIZES), _WIDTH, device=device)
-    config = GraphConfig(mode="piecewise", partition=partition, sizes=_SIZES)
+    config = GraphConfig(mode="piecewise", partition=partition, sizes=_SIZES, ownership="recycled")
     with Graphed(program, example=(example,), config=config, prepare=program.build) as graphed:
         graphed.warm_up()
         graphed.capture()
@@ -77,8 +77,8 @@ WEAK_ARGUMENT = Fault(
     row=5,
     title="a break argument is only weakly held; its storage is reused by a later, smaller bucket",
     source="sglang#37606, #37448",
-    protection="a plan holds every argument of a break that its own segments do not rewrite at each replay",
-    cost='the bytes of those arguments a key; of all arguments with `ownership="owned"`',
+    protection="a plan holds the arguments of its breaks; recycled, all but those that its own segments rewrite",
+    cost='the bytes of all arguments a key; with `ownership="recycled"` of those that no segment rewrites',
     plant=Plant(
         protected=lambda device: _protected(device, "breakable"),
         traced=_protected,

@@ -236,7 +236,8 @@ def test_shadows_of_sound_steps_change_nothing(make_executor: ExecutorMaker, hel
     shadowed = serve(executor, helpers)
     with torch.inference_mode():
         executor.graphed.finish_shadow()
-    assert executor.graphed._shadow is not None and executor.graphed._shadow.num_compared == len(plain)
+    shadow = executor.graphed._qualifier.shadow
+    assert shadow is not None and shadow.num_compared == len(plain)
     taken = executor.graphed.counters
     assert set(taken.by_runtime_mode) == {"FULL", "PIECEWISE"} and "QUARANTINED" not in taken.by_reason
     assert all(torch.equal(a, b) for a, b in zip(plain, shadowed, strict=True))

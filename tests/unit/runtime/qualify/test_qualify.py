@@ -65,6 +65,7 @@ def test_random_numbers_and_lasting_outputs_pass(ready):
     graphed = ready(lambda x: (nn.functional.dropout(x), weight, x), ROWS, sizes=SIZES)
     random = torch.get_rng_state()
     assert graphed.qualify().passed
+    assert graphed.bisect(graphed.keys[0]) == [], "nothing is wrong, so nothing is blamed"
     assert torch.equal(torch.get_rng_state(), random)
     assert torch.equal(weight, torch.ones(8)), "an output that the graph does not own is not overwritten"
 
@@ -87,12 +88,18 @@ def test_rows_that_depend_on_each_other_are_caught(ready, fn, op):
     assert finding.kind is FindingKind.PADDING_LEAKS and op in finding.where
     assert "of 8 rows" in finding.case
     assert graphed.explain(ROWS).reason is Reason.QUARANTINED
-    assert graphed.bisect(graphed.keys[0]) == [], "the graph does what eager does at its shape"
+    (culprit,) = graphed.bisect(graphed.keys[0])
+    assert culprit.segment is None and culprit.break_name == "", "the graph does what eager does at its shape"
+    assert str(culprit).startswith("no segment: in eager runs too") and op in culprit.op
+    assert "depends on padded rows" in culprit.what
 
 
 def test_garbage_that_zeros_would_hide_is_caught(ready):
     """Serving pads with zeros, which a sum does not show; NaN does."""
-    (key, _) = ready(lambda x: x.sum(0), ROWS, sizes=SIZES).qualify().keys
+    graphed = ready(lambda x: x.sum(0), ROWS, sizes=SIZES)
+    (key, _) = graphed.qualify().keys
+    (culprit,) = graphed.bisect(key.key)
+    assert "aten::sum" in culprit.op
     assert key.findings[0].kind is FindingKind.PADDING_LEAKS and "padding nan" in key.findings[0].case
 
 

@@ -8,22 +8,31 @@ import torch
 
 from ostinato.errors import RuntimeStateError
 from ostinato.runtime import GraphKey, RuntimeMode, graph_break
+from ostinato.runtime.runners import ArgumentBytes
 from ostinato.runtime.runners.inspection import InspectedBreak, InspectedSegment, PlanInspection
 
 PLAN = PlanInspection(
     "PIECEWISE tokens=4",
     (
         InspectedSegment(("aten::mm", "aten::add", "aten::mm")),
-        InspectedBreak('layers."0".attn', "model\\attention.py:12", (64, 1024)),
+        InspectedBreak('layers."0".attn', "model\\attention.py:12", (64, 1024), ArgumentBytes(segment=4096)),
         InspectedBreak("nothing", "model.py:1", ()),
         InspectedSegment(tuple(f"kernel_{n}" for n in range(9))),
     ),
+    ArgumentBytes(segment=4096, bridge=64),
 )
 
 
 def test_as_json():
     document = json.loads(json.dumps(PLAN.to_dict()))
     entries = document.pop("entries")
+    assert document.pop("break_argument_bytes") == {
+        "segment": 4096,
+        "bridge": 64,
+        "outside": 0,
+        "owned": 4160,
+        "recycled": 64,
+    }
     assert document == {"key": "PIECEWISE tokens=4", "segments": 2, "breaks": 2, "nodes": 12, "bridge_bytes": 1088}
     assert entries[0] == {"kind": "segment", "nodes": ["aten::mm", "aten::add", "aten::mm"]}
     assert entries[1] == {
@@ -31,6 +40,7 @@ def test_as_json():
         "name": 'layers."0".attn',
         "source": "model\\attention.py:12",
         "bridge_bytes": [64, 1024],
+        "argument_bytes": {"segment": 4096, "bridge": 0, "outside": 0, "owned": 4096, "recycled": 0},
     }
 
 
@@ -38,9 +48,10 @@ def test_as_text():
     assert PLAN.to_text().splitlines() == [
         "PIECEWISE tokens=4",
         "    0 segment      3 nodes  aten::mm x2, aten::add",
-        '    1 break    layers."0".attn at model\\attention.py:12  bridges 1,088 bytes',
+        '    1 break    layers."0".attn at model\\attention.py:12  given 4,096 bytes  bridges 1,088 bytes',
         "    2 break    nothing at model.py:1",
         "    3 segment      9 nodes  kernel_0, kernel_1, kernel_2, kernel_3, kernel_4, kernel_5, 3 more",
+        "  break arguments held: 4,160 bytes with ownership owned, 64 with recycled",
     ]
 
 
@@ -94,6 +105,11 @@ def test_of_a_captured_callable(ready, partition):
         assert broken.source == f"{__file__}:{fresh.__wrapped__.__code__.co_firstlineno}"
         assert broken.bridge_bytes == (key.num_tokens * 2 * 4,), "what it returns goes to a bridge"
         assert written.bridge_bytes == (), "what it writes in place does not"
+        row = key.num_tokens * 2 * 4
+        bridge = max(graphed.keys[0].num_tokens, key.num_tokens) * 2 * 4  # smaller keys use the head of the largest's
+        assert broken.arguments == ArgumentBytes(segment=row)
+        assert written.arguments == ArgumentBytes(segment=row, bridge=bridge)
+        assert plan.arguments == ArgumentBytes(segment=2 * row, bridge=bridge)
 
 
 def test_a_key_without_a_graph_lists_those_that_have_one(ready):

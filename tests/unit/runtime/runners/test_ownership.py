@@ -1,4 +1,4 @@
-"""Who holds the arguments of breaks: what a segment rewrites may be recycled, all else is held (PITFALLS 5)."""
+"""Who holds the arguments of breaks, and what that costs: what a segment rewrites may be recycled (PITFALLS 5)."""
 
 import gc
 import weakref
@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ostinato.runtime import GraphConfig, Graphed, graph_break
+from ostinato.runtime.runners import ArgumentBytes
 
 SIZES = (4, 16, 64)
 WIDTH = 64
@@ -134,6 +135,79 @@ def test_an_input_and_a_weight_are_held_as_they_are():
     with captured("recycled", fn=lambda x: scale(x, weight) + 1) as graphed:
         assert sum(tensor is weight for tensor in kept_arguments(graphed)) == len(SIZES)
         assert graphed(torch.ones(3, WIDTH)).eq(4).all()
+
+
+# --- what it costs ---------------------------------------------------------------------------------
+
+TABLE = torch.arange(float(WIDTH))
+
+
+@graph_break
+def use(h, bridged, x, table, again):
+    return None
+
+
+def given_everything(x):
+    """A break that is given something of each owner, and one thing twice."""
+    bridged = mix(x * 3)
+    h = bridged + 1
+    use(h, bridged, x, TABLE, h[:1])
+    return h * 2
+
+
+def alive(graphed):
+    """The storages among the breaks' arguments that somebody holds now, by what the breaks' plans say of them."""
+    gc.collect()
+    each = {a.storage.cdata: a for plan in graphed.plans.values() for a in plan.break_arguments}
+    return [argument for argument in each.values() if not argument.storage.expired()]
+
+
+@pytest.mark.parametrize("partition", ["breakable", "fx"])
+@pytest.mark.parametrize("ownership", ["recycled", "owned"])
+@torch.no_grad()
+def test_the_bytes_are_those_of_the_storages_that_are_really_held(ownership, partition):
+    with captured(ownership, partition, given_everything) as graphed:
+        report = graphed.break_argument_bytes()
+        held = alive(graphed)
+        assert sum(argument.num_bytes for argument in held) == getattr(report, ownership) > 0
+        row = WIDTH * 4
+        made = sum(SIZES) * row * 2  # h, and what mix is given; h[:1] lies in h
+        assert report.segment == made
+        assert report.bridge == max(SIZES) * row
+        assert report.outside == graphed.buffers.num_bytes + row
+        assert (report.owned, report.recycled) == (made + report.recycled, report.bridge + report.outside)
+        kinds = {argument.owner.value for argument in held}
+        assert kinds == {"bridge", "outside"} | ({"segment"} if ownership == "owned" else set())
+
+
+@torch.no_grad()
+def test_nothing_of_the_pool_is_held_that_the_report_leaves_out():
+    """Blocks of the simulated pool that somebody holds, but for outputs, against the report."""
+    for ownership in ("recycled", "owned"):
+        with captured(ownership, fn=program) as graphed:
+            gc.collect()
+            outputs = {plan.outputs.untyped_storage()._cdata for plan in graphed.plans.values()}
+            in_use = {cdata for cdata, block in graphed.backend._pool._in_use.items() if not block.is_free}
+            reported = {argument.storage.cdata for argument in alive(graphed) if argument.owner == "segment"}
+            assert in_use - outputs == reported
+            assert bool(reported) is (ownership == "owned")
+
+
+@pytest.mark.parametrize("fn", [program, given_everything])
+@torch.no_grad()
+def test_either_policy_foretells_what_the_other_takes(fn):
+    with captured("recycled", fn=fn) as recycled, captured("owned", fn=fn) as owned:
+        assert recycled.break_argument_bytes() == owned.break_argument_bytes()
+        pools = [graphed.memory().owners["graph pool"] for graphed in (recycled, owned)]
+        assert 0 < pools[1] - pools[0] <= owned.break_argument_bytes().segment, "it grows by no more than is held"
+
+
+@torch.no_grad()
+def test_owned_is_the_default_and_no_break_costs_nothing():
+    assert GraphConfig().ownership == "owned"
+    with captured("owned", fn=lambda x: x + 1) as graphed:
+        assert graphed.break_argument_bytes() == ArgumentBytes()
+        assert graphed.break_argument_bytes().owned == 0
 
 
 @torch.no_grad()

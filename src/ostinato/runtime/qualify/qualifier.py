@@ -1,0 +1,101 @@
+"""`Qualifier`: one callable's graphs against eager, on demand and while serving.
+
+Ties qualification, bisection and the shadow to the step lock and to whoever takes bad keys out of service. What is
+compared, and how, stands in the files beside it. Owned by `Graphed`, whose public methods delegate here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from ostinato.runtime.keys import GraphKey
+from ostinato.runtime.qualify.bisect import Culprit
+from ostinato.runtime.qualify.cases import QualificationCases
+from ostinato.runtime.qualify.qualify import bisect_key, qualify_keys
+from ostinato.runtime.qualify.report import KeyReport, QualificationReport
+from ostinato.runtime.qualify.shadow import Shadow, ShadowOwner, WholeState
+from ostinato.runtime.qualify.subject import Subject
+from ostinato.runtime.runners import StepLock
+
+__all__ = ["Qualifier", "Quarantine"]
+
+
+class Quarantine(Protocol):
+    """Takes a key out of service, and says why."""
+
+    def __call__(self, key: GraphKey, *, found_by: str, what: str, where: str) -> None:
+        """No step uses ``key`` from here on."""
+        ...
+
+
+class Qualifier:
+    """Finds keys that do not do what eager does, and has them quarantined.
+
+    Args:
+        subject: gives the callable as it is now, captured.
+        lock: held while graphs or the callable run.
+        quarantine: takes bad keys out of service.
+    """
+
+    def __init__(self, subject: Callable[[], Subject], *, lock: StepLock, quarantine: Quarantine) -> None:
+        self._subject = subject
+        self._lock = lock
+        self._quarantine = quarantine
+        self.shadow: Shadow | None = None
+        """Looks at one step in K, from `start_shadow` until `drop`."""
+
+    def qualify(
+        self,
+        keys: Sequence[GraphKey],
+        cases: QualificationCases | None,
+        *,
+        seed: int,
+        on_key: Callable[[KeyReport], None] | None,
+    ) -> QualificationReport:
+        """See `Graphed.qualify`; ``keys`` are captured."""
+        self.finish_shadow()
+        with self._lock, torch.no_grad():
+            subject = self._ready()
+            report = qualify_keys(subject, keys, cases, seed=seed, on_key=on_key)
+        for failed in report.failed:
+            finding = failed.findings[0]
+            self._quarantine(failed.key, found_by="qualify", what=finding.what, where=finding.where)
+        return report
+
+    def bisect(self, key: GraphKey, cases: QualificationCases | None, *, seed: int) -> list[Culprit]:
+        """See `Graphed.bisect`; ``key`` is captured."""
+        with self._lock, torch.no_grad():
+            return bisect_key(self._ready(), key, cases, seed=seed)
+
+    def start_shadow(self, every: int, owner: ShadowOwner | None) -> None:
+        """Look at one replayed step in ``every`` from now on; 0: at none."""
+        if every:
+            subject = self._subject()
+            self.shadow = Shadow(
+                every,
+                owner=owner or WholeState(subject.state, subject.cut),
+                buffers=subject.buffers,
+                bind=subject.bind,
+                is_bitwise=subject.is_bitwise,
+            )
+
+    def finish_shadow(self) -> None:
+        """Compare the step that the shadow has kept, if any."""
+        if self.shadow is not None:
+            with self._lock, torch.no_grad():
+                verdict = self.shadow.finish()
+            if verdict is not None:
+                self._quarantine(verdict.key, found_by="shadow", what=verdict.what, where=verdict.where)
+
+    def drop(self) -> None:
+        """The graphs are gone: forget the step that was kept."""
+        self.shadow = None
+
+    def _ready(self) -> Subject:
+        """The subject, once nobody is left who may read what the last step has lent: it is poisoned, too."""
+        subject = self._subject()
+        subject.backend.generation.advance()
+        return subject
