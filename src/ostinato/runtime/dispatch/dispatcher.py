@@ -6,7 +6,7 @@ from ostinato.errors import InputSpecError
 from ostinato.runtime.dispatch.decision import Decision, Reason
 from ostinato.runtime.dispatch.policy import KeyTable, choose
 from ostinato.runtime.keys import GraphKey, LiveBatch
-from ostinato.telemetry import EventBus, StepDispatched
+from ostinato.telemetry import EventBus, KeysPlanned, StepDispatched
 
 __all__ = ["Dispatcher"]
 
@@ -27,6 +27,7 @@ class Dispatcher:
         self._bus = bus
         self._max_padding = max_padding
         self._cache: dict[LiveBatch, Decision] = {}
+        self._tell_planned()
 
     @property
     def keys(self) -> list[GraphKey]:
@@ -47,19 +48,31 @@ class Dispatcher:
             decision = self._cache[live] = choose(live, self._table, max_padding=self._max_padding)
         return decision
 
-    def record(self, decision: Decision) -> None:
-        """Report that a step ran by ``decision``."""
+    def record(self, decision: Decision, launch_seconds: float = 0.0) -> None:
+        """Report that a step ran by ``decision``, which took so long on the host."""
+        mode, bucket, reason = decision.labels
+        live = decision.live
         self._bus.emit(
             StepDispatched(
-                runtime_mode=decision.runtime_mode.value,
-                bucket=decision.bucket,
-                reason=decision.reason.value,
-                live_tokens=decision.live.num_tokens,
+                runtime_mode=mode,
+                bucket=bucket,
+                reason=reason,
+                live_tokens=live.num_tokens,
                 padded_tokens=decision.padded_tokens,
-                is_decode=decision.live.uniform_query_len is not None,
-                live_reqs=decision.live.num_reqs,
+                is_decode=live.uniform_query_len is not None,
+                live_reqs=live.num_reqs,
+                key=decision.key_name,
+                launch_seconds=launch_seconds,
             )
         )
+
+    def replace_keys(self, keys: list[GraphKey]) -> None:
+        """Plan ``keys`` from here on. Those that were planned keep what stands against them; new ones wait."""
+        planned, blocked = set(self._table.keys), self._table.blocked
+        against = {key: blocked.get(key) if key in planned else Reason.NOT_CAPTURED_YET for key in keys}
+        self._table = KeyTable(list(keys), {key: reason for key, reason in against.items() if reason is not None})
+        self._cache.clear()
+        self._tell_planned()
 
     def mark_captured(self, key: GraphKey) -> None:
         """``key`` may be used from now on."""
@@ -70,6 +83,17 @@ class Dispatcher:
         """``key`` may not be used, for ``reason``."""
         self._table.blocked[key] = reason
         self._cache.clear()
+
+    def _tell_planned(self) -> None:
+        keys = self._table.keys
+        reqs = [key.num_reqs for key in keys if key.uniform_query_len is not None and key.num_reqs is not None]
+        self._bus.emit(
+            KeysPlanned(
+                keys=tuple(str(key) for key in keys),
+                largest_tokens=max((key.num_tokens for key in keys), default=0),
+                largest_reqs=max(reqs, default=None),
+            )
+        )
 
 
 def _check_sizes(live: LiveBatch) -> None:
