@@ -18,7 +18,14 @@ if TYPE_CHECKING:
     from ostinato.runtime.graphed import Graphed
     from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch, Mode, Partition, RuntimeMode, Veto
     from ostinato.runtime.opaque import opaque_op
-    from ostinato.runtime.planning import CostCurve, GraphPrice, TrafficHistogram, plan_traffic
+    from ostinato.runtime.planning import (
+        CostCurve,
+        GraphPrice,
+        SizeChange,
+        SizeSuggestion,
+        TrafficHistogram,
+        plan_traffic,
+    )
     from ostinato.runtime.qualify import (
         Case,
         Culprit,
@@ -32,6 +39,7 @@ if TYPE_CHECKING:
         Writes,
         sizes_to_try,
     )
+    from ostinato.runtime.resize import ResizeReport
     from ostinato.runtime.runners import PlanInspection
 
 __all__ = [
@@ -60,9 +68,12 @@ __all__ = [
     "QualificationCases",
     "QualificationReport",
     "Reason",
+    "ResizeReport",
     "ResolvedMode",
     "RuntimeMode",
     "ShadowOwner",
+    "SizeChange",
+    "SizeSuggestion",
     "Slot",
     "SuggestedBreak",
     "Tail",
@@ -107,9 +118,12 @@ _HOMES = {
     "QualificationCases": "ostinato.runtime.qualify",
     "QualificationReport": "ostinato.runtime.qualify",
     "Reason": "ostinato.runtime.dispatch",
+    "ResizeReport": "ostinato.runtime.resize",
     "ResolvedMode": "ostinato.runtime.dispatch",
     "RuntimeMode": "ostinato.runtime.keys",
     "ShadowOwner": "ostinato.runtime.qualify",
+    "SizeChange": "ostinato.runtime.planning",
+    "SizeSuggestion": "ostinato.runtime.planning",
     "Slot": "ostinato.runtime.buffers",
     "SuggestedBreak": "ostinato.runtime.doctor",
     "Tail": "ostinato.runtime.buffers",

@@ -5,7 +5,7 @@ from ostinato.runtime.qualify.cases import Case, QualificationCases, RandomCases
 from ostinato.runtime.qualify.poison import Poison
 from ostinato.runtime.qualify.qualify import bisect_key, qualify_keys
 from ostinato.runtime.qualify.report import Finding, FindingKind, KeyReport, QualificationReport
-from ostinato.runtime.qualify.shadow import Resume, Shadow, ShadowOwner, ShadowVerdict, WholeState
+from ostinato.runtime.qualify.shadow import Resume, Shadow, ShadowOwner, ShadowVerdict, WholeState, state_kept
 from ostinato.runtime.qualify.states import Writes
 from ostinato.runtime.qualify.subject import Subject, integer_ranges, written_state
 
@@ -31,5 +31,6 @@ __all__ = [
     "live_counts",
     "qualify_keys",
     "sizes_to_try",
+    "state_kept",
     "written_state",
 ]
