@@ -28,6 +28,7 @@ COMMANDS: dict[str, str] = {
     "inspect": "Show what a captured graph consists of.",
     "plan": "Choose the sizes to capture for a traffic.",
     "qualify": "Compare every graph of a model with eager, on padded and poisoned batches.",
+    "stats": "Show what an engine's steps did, from its event file or its metrics endpoint.",
 }
 
 

@@ -1,4 +1,4 @@
-"""What dispatch did, for people: one line after `generate`, a table in `demo`.
+"""What dispatch did, for people: one line after `generate`, a table in `demo` and `stats`.
 
 Reads `LLM.stats()` as plain values. Leaves JSON to the commands. No rich until a table is drawn.
 """
@@ -38,11 +38,16 @@ def graphs_line(graphs: Mapping[str, Any]) -> str:
     )
 
 
-def dispatch_table(dispatch: Mapping[str, Any]) -> Table:
-    """One row for each runtime mode, bucket and reason that steps had, and their sum."""
+def dispatch_table(dispatch: Mapping[str, Any], *, has_times: bool = False) -> Table:
+    """One row for each runtime mode, bucket and reason that steps had, and their sum.
+
+    Args:
+        has_times: add the share of each row, and what its steps took; some 20 columns wider.
+    """
     from rich.table import Table
 
     caption = "bucket: tokens/longest context; padding: rows computed for nobody"
+    caption += "; launch: host time; step: wall time" if has_times else ""
     table = Table(title="Dispatch", title_justify="left", caption=caption, caption_justify="left", show_footer=True)
     table.add_column("runtime mode", footer="all")
     table.add_column("bucket", justify="right")
@@ -51,8 +56,11 @@ def dispatch_table(dispatch: Mapping[str, Any]) -> Table:
     table.add_column("live tokens", justify="right", footer=str(dispatch["live_tokens"]))
     table.add_column("padding", justify="right", footer=str(dispatch["padded_tokens"]))
     table.add_column("wasted", justify="right", footer=share(dispatch["padded_tokens"], dispatch["live_tokens"]))
+    if has_times:
+        for name in ("of steps", "launch ms", "step ms"):
+            table.add_column(name, justify="right")
     for row in sorted(dispatch["buckets"], key=_by_mode_and_size):
-        table.add_row(
+        cells = [
             row["runtime_mode"],
             row["bucket"],
             row["reason"],
@@ -60,14 +68,22 @@ def dispatch_table(dispatch: Mapping[str, Any]) -> Table:
             str(row["live_tokens"]),
             str(row["padded_tokens"]),
             share(row["padded_tokens"], row["live_tokens"]),
-        )
+        ]
+        if has_times:
+            cells.append(share(row["hits"], dispatch["steps"] - row["hits"]))
+            cells += [_mean_ms(row[name], row["hits"]) for name in ("launch_seconds", "step_seconds")]
+        table.add_row(*cells)
     return table
 
 
-def share(padded_tokens: int, live_tokens: int) -> str:
-    """Padding as a share of all rows that were computed."""
-    total = padded_tokens + live_tokens
-    return f"{100 * padded_tokens / total:.0f} %" if total else "0 %"
+def share(part: int, rest: int) -> str:
+    """A part of a whole, such as padding of all rows that were computed."""
+    total = part + rest
+    return f"{100 * part / total:.0f} %" if total else "0 %"
+
+
+def _mean_ms(seconds: float, hits: int) -> str:
+    return f"{1000 * seconds / hits:.3f}" if hits and seconds else "-"
 
 
 def _by_mode_and_size(row: Mapping[str, Any]) -> tuple[int, list[int], str]:

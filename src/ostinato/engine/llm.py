@@ -16,9 +16,12 @@ from typing import Any, Self
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.execution import (
     Executor,
+    GraphKey,
     KeyReport,
     PlanInspection,
     QualificationReport,
+    ResizeReport,
+    SizeSuggestion,
     load_model,
     qualify_steps,
 )
@@ -38,7 +41,7 @@ from ostinato.engine.text import Tokenizer
 from ostinato.engine.weights import ProgressReporter
 from ostinato.engine.weights.progress import reporting
 from ostinato.errors import ClosedError, ConfigError, RequestError, RuntimeStateError
-from ostinato.telemetry import EventBus, LogSink, Sink
+from ostinato.telemetry import EventBus, FailureCounters, LogSink, Sink
 
 __all__ = ["LLM"]
 
@@ -87,7 +90,8 @@ class LLM:
         self._vocab_size = loaded.model.config.vocab_size
         assert self.config.max_num_reqs and self.config.max_num_batched_tokens and self.config.max_model_len
         self._max_model_len = self.config.max_model_len
-        self._executor = Executor(loaded, sinks=sinks)
+        self._failures = FailureCounters()
+        self._executor = Executor(loaded, sinks=(self._failures, *sinks))
         try:
             keys = self._executor.graphed.keys
             with reporting(progress, "warm-up and capture", 2 * len(keys) or None, "graphs") as bar:
@@ -103,7 +107,7 @@ class LLM:
             allocator=allocator,
             shaper=BatchShaper(**self._executor.bucket_sizes()) if self.config.shape_batches else None,
         )
-        bus = EventBus(LogSink(), *sinks)
+        bus = EventBus(self._executor.graphed.counters, self._failures, LogSink(), *sinks)
         self._loop = EngineLoop(
             self._executor,
             scheduler,
@@ -228,10 +232,11 @@ class LLM:
     # --- about it ------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """``{"dispatch": counters, "graphs": {count, segments, pool_bytes, break_argument_bytes, capture_seconds},
+        """``{"dispatch", "failures", "graphs": {count, segments, pool_bytes, break_argument_bytes, capture_seconds},
         "host", "config"}``.
 
-        "host" is `HostTime.to_dict`: the host's work a step, less its waiting for the device.
+        "dispatch" is `DispatchCounters.snapshot`, "failures" what went wrong, by kind (`FailureCounters`), "host"
+        `HostTime.to_dict`: the host's work a step, less its waiting for the device.
         """
         executor = self._require_open()
         plans = executor.graphed.plans.values()
@@ -244,6 +249,7 @@ class LLM:
         }
         return {
             "dispatch": graphed.counters.snapshot(),
+            "failures": self._failures.snapshot(),
             "graphs": {
                 "count": len(plans),
                 "segments": sum(plan.num_segments for plan in plans),
@@ -274,6 +280,42 @@ class LLM:
             if self._loop.has_work():
                 raise RuntimeStateError("requests are in progress", fix="qualify before the first, or after the last")
             return qualify_steps(executor, seed=self.config.seed, on_key=on_key)
+
+    def suggest_sizes(self, *, min_steps: int = 1000, min_saved_percent: float = 5.0) -> SizeSuggestion:
+        """Sizes to capture that suit the steps served so far better, or why there are none; for `apply_sizes`.
+
+        Args:
+            min_steps: of a kind, fewer of which say nothing.
+            min_saved_percent: of the rows that the steps compute, or of the steps that find no graph.
+
+        Raises:
+            ConfigError: a threshold that is none.
+        """
+        graphed = self._require_open().graphed
+        return graphed.suggest_sizes(min_steps=min_steps, min_saved_percent=min_saved_percent)
+
+    def apply_sizes(
+        self, suggestion: SizeSuggestion, *, on_key: Callable[[GraphKey], None] | None = None
+    ) -> ResizeReport:
+        """Capture the suggested sizes and retire the cold ones between two steps; requests in progress go on after it.
+
+        A key that fails is dropped alone, and then nothing is retired. No request moves while it runs.
+
+        Args:
+            suggestion: from `suggest_sizes`; one without changes changes nothing.
+            on_key: told of each new key when it is captured, or is not.
+
+        Raises:
+            RuntimeStateError: from inside a step.
+            ConfigError: the sizes do not fit this engine.
+            EngineDeadError: the engine is dead.
+        """
+        executor = self._require_open()
+        if not isinstance(suggestion, SizeSuggestion):
+            raise ConfigError(f"suggestion is a {type(suggestion).__name__}", fix="pass what suggest_sizes() returned")
+        with self._updates.lock:
+            self._loop.settle()
+            return executor.resize(suggestion, on_key=on_key)
 
     def close(self) -> None:
         """Give graphs, cache and weights back. Idempotent."""

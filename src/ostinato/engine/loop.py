@@ -26,8 +26,15 @@ from ostinato.engine.sampling import PendingSample, start_sampling
 from ostinato.engine.scheduler import Deadlines, ScheduledBatch, Scheduler
 from ostinato.engine.step_errors import engine_dead, leaves_device_usable, step_failed, with_cause
 from ostinato.engine.text import TextState, Tokenizer
-from ostinato.errors import EngineDeadError, EngineError, OstinatoError, PageIntegrityError, RequestError
-from ostinato.telemetry import EngineDied, EventBus, RequestPreempted, StepFailed
+from ostinato.errors import (
+    EngineDeadError,
+    EngineError,
+    OstinatoError,
+    PageIntegrityError,
+    RequestError,
+    RuntimeStateError,
+)
+from ostinato.telemetry import EngineDied, EventBus, RequestPreempted, StepFailed, StepFinished
 
 __all__ = ["EngineLoop", "HostTime", "LaunchedStep", "RequestUpdate", "StepExecutor"]
 
@@ -48,6 +55,11 @@ class LaunchedStep(Protocol):
     @property
     def newest(self) -> torch.Tensor | None:
         """[num_sampling] int64, the tokens that were pending when the step was launched, or None."""
+        ...
+
+    @property
+    def labels(self) -> tuple[str, str, str] | None:
+        """(runtime mode, bucket, reason), under which the step's time is counted; None: nowhere."""
         ...
 
 
@@ -84,6 +96,9 @@ class _InFlight:
     batch: ScheduledBatch
     sample: PendingSample | None
     """None if nobody samples."""
+    labels: tuple[str, str, str] | None
+    launched_at: float
+    """On `time.perf_counter`, before the executor was called."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -111,7 +126,7 @@ class EngineLoop:
         max_model_len: tokens a request may hold.
         seed: of the stream for requests without a seed of their own.
         overlap: launch a step before the tokens of the step before are read.
-        bus: receives preemptions and failures.
+        bus: receives preemptions, failures and the time of each step.
     """
 
     def __init__(
@@ -135,6 +150,7 @@ class EngineLoop:
         self._overlap = overlap
         self._in_flight: deque[_InFlight] = deque()  # oldest first
         self.host_time = HostTime()
+        self._read_at = 0.0  # when the tokens of a step were read last
         self._bus = bus or EventBus()
         self._texts: dict[str, TextState] = {}
         self._deadlines = Deadlines()
@@ -173,6 +189,19 @@ class EngineLoop:
     def has_work(self) -> bool:
         """Whether `step` would do or deliver anything."""
         return bool(self._undelivered or self._in_flight or self._late_aborts) or self._scheduler.has_work()
+
+    def settle(self) -> None:
+        """Read the steps that are in flight; what they bring comes with the next `step`. For work between two steps.
+
+        Raises:
+            RuntimeStateError: from inside a step.
+            EngineDeadError: the engine is dead.
+        """
+        if self._is_stepping:
+            raise RuntimeStateError("a step is being run", fix="do it between two steps, not from a sink or callback")
+        self._require_alive()
+        self._collect_all()
+        self._require_alive()
 
     def step(self) -> list[RequestUpdate]:
         """Launch one step and deliver what is due: its tokens, or with overlap those of the step before.
@@ -222,6 +251,7 @@ class EngineLoop:
 
     def _launch(self, batch: ScheduledBatch) -> bool:
         """Launch a step; False when it failed."""
+        launched_at = time.perf_counter()
         try:
             output = self._executor.execute(batch)
             sample = None
@@ -243,7 +273,7 @@ class EngineLoop:
             self._collect_all()
             raise
         self._scheduler.advance(batch)
-        self._in_flight.append(_InFlight(batch, sample))
+        self._in_flight.append(_InFlight(batch, sample, output.labels, launched_at))
         return True
 
     def _collect_all(self) -> None:
@@ -266,7 +296,13 @@ class EngineLoop:
             self._fail(batch, error)
             return
         self._in_flight.popleft()
-        self.host_time.waiting_seconds += time.perf_counter() - began
+        now = time.perf_counter()
+        self.host_time.waiting_seconds += now - began
+        if step.labels is not None:
+            mode, bucket, reason = step.labels
+            seconds = now - max(step.launched_at, self._read_at)
+            self._bus.emit(StepFinished(runtime_mode=mode, bucket=bucket, reason=reason, seconds=seconds))
+        self._read_at = now
         self._num_failed_in_a_row = 0
         if result.errors:
             for request in batch.sampling:

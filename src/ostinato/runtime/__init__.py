@@ -19,7 +19,14 @@ if TYPE_CHECKING:
     from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch, Mode, Partition, RuntimeMode, Veto
     from ostinato.runtime.memory import ReservedRegions
     from ostinato.runtime.opaque import opaque_op
-    from ostinato.runtime.planning import CostCurve, GraphPrice, TrafficHistogram, plan_traffic
+    from ostinato.runtime.planning import (
+        CostCurve,
+        GraphPrice,
+        SizeChange,
+        SizeSuggestion,
+        TrafficHistogram,
+        plan_traffic,
+    )
     from ostinato.runtime.qualify import (
         Case,
         Culprit,
@@ -33,6 +40,7 @@ if TYPE_CHECKING:
         Writes,
         sizes_to_try,
     )
+    from ostinato.runtime.resize import ResizeReport
     from ostinato.runtime.runners import PlanInspection, ReplayView
 
 __all__ = [
@@ -63,9 +71,12 @@ __all__ = [
     "Reason",
     "ReplayView",
     "ReservedRegions",
+    "ResizeReport",
     "ResolvedMode",
     "RuntimeMode",
     "ShadowOwner",
+    "SizeChange",
+    "SizeSuggestion",
     "Slot",
     "SuggestedBreak",
     "Tail",
@@ -112,9 +123,12 @@ _HOMES = {
     "Reason": "ostinato.runtime.dispatch",
     "ReplayView": "ostinato.runtime.runners",
     "ReservedRegions": "ostinato.runtime.memory",
+    "ResizeReport": "ostinato.runtime.resize",
     "ResolvedMode": "ostinato.runtime.dispatch",
     "RuntimeMode": "ostinato.runtime.keys",
     "ShadowOwner": "ostinato.runtime.qualify",
+    "SizeChange": "ostinato.runtime.planning",
+    "SizeSuggestion": "ostinato.runtime.planning",
     "Slot": "ostinato.runtime.buffers",
     "SuggestedBreak": "ostinato.runtime.doctor",
     "Tail": "ostinato.runtime.buffers",

@@ -7,9 +7,11 @@ users call it like the callable; an engine writes into `buffers` itself and uses
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,6 +24,7 @@ from ostinato.runtime.buffers import (
     NUM_TOKENS,
     BridgePool,
     CallLayout,
+    Place,
     Sizes,
     Slot,
     Staging,
@@ -35,7 +38,7 @@ from ostinato.runtime.dispatch import Decision, Dispatcher, ModeRequest, Reason,
 from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch, Mode, Partition
 from ostinato.runtime.memory import Ledger
 from ostinato.runtime.nest import tensors
-from ostinato.runtime.planning import largest_size, plan_keys
+from ostinato.runtime.planning import PlannedSizes, SizeSuggestion, largest_size, plan_keys, suggest_sizes
 from ostinato.runtime.qualify import (
     Culprit,
     KeyReport,
@@ -44,9 +47,12 @@ from ostinato.runtime.qualify import (
     Qualifier,
     ShadowOwner,
     Subject,
+    WholeState,
     integer_ranges,
+    state_kept,
     written_state,
 )
+from ostinato.runtime.resize import ResizeReport, Resizing, changed_sizes
 from ostinato.runtime.runners import (
     ArgumentBytes,
     BoundCall,
@@ -62,7 +68,16 @@ from ostinato.runtime.runners import (
     make_runners,
     run_eager,
 )
-from ostinato.telemetry import DispatchCounters, EventBus, KeyDropped, LogSink, ModeResolved, Sink
+from ostinato.telemetry import (
+    CeilingWatch,
+    DispatchCounters,
+    EventBus,
+    GraphClosed,
+    KeyDropped,
+    LogSink,
+    ModeResolved,
+    Sink,
+)
 
 __all__ = ["Graphed"]
 
@@ -93,7 +108,7 @@ class Graphed:
             reads through torch's ops is found at capture; both are guarded at replay.
         prepare: called before each warm-up run and each capture of a key, to build fresh metadata for it.
         after_warm_up: called once after all warm-up, to undo what it changed in the callable's own state; where the
-            callable is traced, before each traced run as well.
+            callable is traced, before each traced run as well, and once more when `resize` has warmed up.
         shadow: with ``shadow_every``, what its eager runs must know of the callable's state; by default every tensor
             that the callable reaches and that is no parameter is saved and compared whole.
         sinks: more receivers of telemetry events.
@@ -154,6 +169,7 @@ class Graphed:
             raise ConfigError(f"slots {counting} count requests", fix="set GraphConfig(max_num_reqs=...)")
         self.counters = DispatchCounters()
         self._bus = EventBus(self.counters, LogSink(), *sinks)
+        self.counters.ceiling = CeilingWatch(self._bus.emit)
         self.mode: ResolvedMode = resolve_mode(
             ModeRequest.of(self.config, support=capture_support, device_type=self.device.type)
         )
@@ -162,13 +178,7 @@ class Graphed:
         self.device = self.backend.device
         self._max_sizes = {NUM_TOKENS: max_size, NUM_REQS: self.config.max_num_reqs or max_size}
         self.buffers = StaticBuffers(self._layout.slots, max_sizes=self._max_sizes, device=self.device)
-        keys = plan_keys(
-            self.config,
-            self.mode.mode,
-            max_size=max_size,
-            full_mixed_max_tokens=self.mode.full_mixed_max_tokens,
-            on_drop=self._report_drop,
-        )
+        keys = self._plan(self.config)
         if not keys and self.mode.mode is not Mode.NONE:
             raise ConfigError("no size is left to capture", fix="choose sizes that are multiples of size_multiple")
         self._dispatcher = Dispatcher(
@@ -214,13 +224,11 @@ class Graphed:
             on_key: told of each key when it is done (for a progress bar).
         """
         self._require(_Stage.PLANNED, _Stage.WARM, step="warm_up")
-        is_compiled = self.mode.partition is not Partition.BREAKABLE or self.mode.compiler is not Compiler.NONE
-        num_runs = max(self.config.warm_up_runs, 2 if is_compiled else 1)  # what compiles learns in the first run
         with self._lock, torch.no_grad():
-            for run in range(num_runs):
+            for run in range(self._num_warm_up_runs):
                 for key in self.keys:
                     self._warm_up_one(key)
-                    if on_key is not None and run == num_runs - 1:
+                    if on_key is not None and run == self._num_warm_up_runs - 1:
                         on_key(key)
                 self._warm_up_witness()
         if self.config.max_num_reqs is None:  # with requests, an output may have one row a request
@@ -239,7 +247,7 @@ class Graphed:
                 itself if it is an `OstinatoError` already.
         """
         self._require(_Stage.WARM, step="capture")
-        kept = [*places_of(self._fn), *places_in(self._state)]  # held meanwhile: no graph is given their memory
+        kept = self._kept()
         self.backend.generation.advance()  # what a capture runs writes bridges
 
         def done(key: GraphKey, plan: CapturedPlan | None) -> None:
@@ -253,9 +261,7 @@ class Graphed:
 
         with self._lock, torch.no_grad():
             report = capture_all(self.keys, self._capture_one, backend=self.backend, bus=self._bus, on_done=done)
-            known = {self.buffers.arena.untyped_storage().data_ptr(), *self._bridges.addresses}
-            self._captured.watch(places_of(self._fn), places_in(self._state), known=known)
-            self._delivery.leave(place.tensor for place in kept)
+            self._watch_plans(kept)
             self._qualifier.start_shadow(self.config.shadow_every, self._shadow_owner)
         self._stage = _Stage.CAPTURED
         if report.failed and not report.captured:
@@ -272,6 +278,7 @@ class Graphed:
             self._drop_plans()
             for key in self.keys:
                 self._dispatcher.block(key, Reason.NOT_CAPTURED_YET)
+                self._bus.emit(GraphClosed(key=str(key), reason="released"))
             self._stage = _Stage.PLANNED
 
     def recapture(self, *, on_key: Callable[[GraphKey], None] | None = None) -> CaptureReport:
@@ -281,6 +288,71 @@ class Graphed:
         """
         self.release()
         return self.warm_up(on_key=on_key).capture(on_key=on_key)
+
+    def suggest_sizes(
+        self,
+        *,
+        min_steps: int = 1000,
+        min_saved_percent: float = 5.0,
+        costs: Mapping[str, Callable[[int], float]] | None = None,
+    ) -> SizeSuggestion:
+        """Sizes that suit the steps counted since the last reset better than those there are, or why there are none.
+
+        Args:
+            min_steps: of a kind, fewer of which say nothing.
+            min_saved_percent: of what the steps compute, or of the steps that find no bucket.
+            costs: "decode" and "mixed" -> time of a step by bucket size; tokens where there is none.
+
+        Raises:
+            ConfigError: a threshold that is none.
+        """
+        max_tokens, longest = self._max_sizes[NUM_TOKENS], max(self.config.uniform_query_lens)
+        return suggest_sizes(
+            PlannedSizes.of(self.keys),
+            {"decode": self.counters.decode_sizes, "mixed": self.counters.mixed_sizes},
+            limits={
+                "decode": min(self._max_sizes[NUM_REQS], max_tokens // longest),
+                "mixed": min(max_tokens, self.config.max_captured_size or max_tokens),
+            },
+            min_steps=min_steps,
+            min_saved_percent=min_saved_percent,
+            multiple=self.config.size_multiple,
+            costs=costs,
+        )
+
+    def resize(
+        self,
+        *,
+        sizes: tuple[int, ...] | None = None,
+        decode_sizes: tuple[int, ...] | None = None,
+        on_key: Callable[[GraphKey], None] | None = None,
+    ) -> ResizeReport:
+        """Capture these sizes and give others back, between two steps; steps on other threads wait meanwhile.
+
+        The new keys are captured before the old ones go. If one fails it is dropped alone and nothing is retired.
+        The contents of `buffers` are lost, and so are outputs that were lent.
+
+        Args:
+            sizes: all token buckets; None leaves them.
+            decode_sizes: all request buckets of uniform decode; None leaves them.
+            on_key: told of each new key when it is captured, or is not.
+
+        Raises:
+            RuntimeStateError: before `capture`, or from inside a step or a capture.
+            ConfigError: a size above the static buffers, or none as large as the largest there is.
+            AddressChangedError: what a graph reads has moved since capture; nothing was changed.
+        """
+        self._require(_Stage.CAPTURED, step="resize")
+        if is_planning() or is_recording():
+            raise RuntimeStateError("resize() was called inside a capture", fix="change sizes between two steps")
+        target = self._plan(
+            changed_sizes(self.config, self.keys, sizes=sizes, decode_sizes=decode_sizes, max_sizes=self._max_sizes)
+        )
+        self.finish_shadow()
+        with self._lock, _no_grad():
+            self.backend.generation.advance()  # what a capture runs writes bridges
+            self.check_guards()  # owners are counted anew: what was dropped before must be seen before
+            return self._resizing().apply(target, on_key=on_key)
 
     def check_guards(self) -> None:
         """Look at every tensor that any graph reads, now, whatever the level of guards.
@@ -328,17 +400,18 @@ class Graphed:
             return self._fn(*args, **kwargs)
         self.finish_shadow()
         found = self._layout.split(args, kwargs, self.device)
-        decision = self.decide(self._live_batch(found))
-        if decision.key is None:
-            self._require_open()
-            self._dispatcher.record(decision)
-            with torch.no_grad():
-                return run_eager(lambda: self._fn(*args, **kwargs))
-        with self._lock, torch.no_grad():
-            padded = self.sizes(decision)
-            self.buffers.write(found, padded)
-            self.buffers.pad(_live_sizes(decision.live), padded)
-            return self._delivery.deliver(self._replay(decision.key, decision), decision.live.num_tokens)
+        live = self._live_batch(found)
+        decision = self.decide(live)
+        if decision.key is not None:
+            with self._lock, torch.no_grad():
+                decision = self.decide(live)  # keys may have gone while the lock was waited for
+                if decision.key is not None:
+                    padded = self.sizes(decision)
+                    self.buffers.write(found, padded)
+                    self.buffers.pad(_live_sizes(live), padded)
+                    return self._delivery.deliver(self._replay(decision.key, decision), live.num_tokens)
+        with torch.no_grad():
+            return self._run_eagerly(decision, lambda: self._fn(*args, **kwargs))
 
     def explain(self, *args: Any, **kwargs: Any) -> Decision:
         """What a call with these inputs would do, and why not otherwise. Runs nothing."""
@@ -362,14 +435,15 @@ class Graphed:
 
         With EAGER the callable gets views of the live sizes. Outputs that are not copied are plain tensors, unchecked:
         for engines, which read before the next step.
+
+        Raises:
+            RuntimeStateError: the decision is older than a `resize` or `release` that gave its graph back.
         """
         with self._lock, _no_grad():
             if decision.key is not None:
                 return self._delivery.lend(self._replay(decision.key, decision), decision.live.num_tokens)
-            self._require_open()
-            self._dispatcher.record(decision)
             args, kwargs = self._layout.join(self.buffers.views(self.sizes(decision)))
-            return run_eager(lambda: self._fn(*args, **kwargs))
+            return self._run_eagerly(decision, lambda: self._fn(*args, **kwargs))
 
     def made_up_call(self, key: GraphKey) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with which ``key`` is warmed up and captured, prepared; for looking at the callable alone."""
@@ -476,15 +550,71 @@ class Graphed:
 
     # --- inside --------------------------------------------------------------------------------
 
+    def _plan(self, config: GraphConfig) -> list[GraphKey]:
+        return plan_keys(
+            config,
+            self.mode.mode,
+            max_size=self._max_sizes[NUM_TOKENS],
+            full_mixed_max_tokens=self.mode.full_mixed_max_tokens,
+            on_drop=self._report_drop,
+        )
+
+    def _resizing(self) -> Resizing:
+        subject = self._subject()
+        owner = self._shadow_owner or WholeState(subject.state, subject.cut)
+
+        def kept(key: GraphKey) -> AbstractContextManager[None]:
+            self._make_ready(key)  # the owner looks at the made-up step
+            sizes = self.key_sizes(key)
+            live = LiveBatch(num_tokens=key.num_tokens, num_reqs=sizes[NUM_REQS])
+            return state_kept(owner.written(key, live), self.device)
+
+        return Resizing(
+            backend=self.backend,
+            bus=self._bus,
+            dispatcher=self._dispatcher,
+            captured=self._captured,
+            num_warm_up_runs=self._num_warm_up_runs,
+            warm_up_one=self._warm_up_one,
+            after_warm_up=self._after_warm_up,
+            capture_one=self._capture_one,
+            state_kept=kept,
+            watch=partial(self._watch_plans, self._kept()),
+        )
+
+    @property
+    def _num_warm_up_runs(self) -> int:
+        is_compiled = self.mode.partition is not Partition.BREAKABLE or self.mode.compiler is not Compiler.NONE
+        return max(self.config.warm_up_runs, 2 if is_compiled else 1)  # what compiles learns in the first run
+
+    def _kept(self) -> list[Place]:
+        """What the callable keeps. Held from before a capture to its end: so no graph is given that memory."""
+        return [*places_of(self._fn), *places_in(self._state)]
+
+    def _watch_plans(self, kept: Sequence[Place]) -> None:
+        """Guard what the plans read, as it lies now; ``kept`` is from before their capture."""
+        known = {self.buffers.arena.untyped_storage().data_ptr(), *self._bridges.addresses}
+        self._captured.watch(places_of(self._fn), places_in(self._state), known=known)
+        self._delivery.leave(place.tensor for place in kept)
+
+    def _run_eagerly(self, decision: Decision, call: Callable[[], Any]) -> Any:
+        self._require_open()
+        began = time.perf_counter()
+        try:
+            return run_eager(call)
+        finally:
+            self._dispatcher.record(decision, time.perf_counter() - began)
+
     def _replay(self, key: GraphKey, decision: Decision) -> CapturedPlan:
         """The plan that was replayed: its outputs are those of the step."""
         self._require_open()
-        plan = self.plans[key]
+        plan = self._captured.plan_of(key)
         live = decision.live
         shadow = self._qualifier.shadow
         try:
             self.buffers.check_addresses()
             self._captured.check(key)
+            began = time.perf_counter()
             if shadow is None:
                 plan.replay(live.num_tokens)
             else:
@@ -492,7 +622,7 @@ class Graphed:
         except Exception as error:
             self._dispatcher.record_failure(key, error)
             raise
-        self._dispatcher.record(decision)
+        self._dispatcher.record(decision, time.perf_counter() - began)
         return plan
 
     def _capture_one(self, key: GraphKey) -> CapturedPlan:

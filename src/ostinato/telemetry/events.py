@@ -13,19 +13,25 @@ __all__ = [
     "EngineDied",
     "Event",
     "GraphCaptured",
+    "GraphClosed",
     "KeyDropped",
     "KeyQuarantined",
+    "KeysPlanned",
+    "LoadAboveCeiling",
     "ModeResolved",
     "ReceiverFailed",
     "RequestPreempted",
     "StepDispatched",
+    "StepEvent",
     "StepFailed",
+    "StepFinished",
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Root of all events."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +49,17 @@ class KeyDropped(Event):
 
     key: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeysPlanned(Event):
+    """All keys that steps may be given from here on: at the start, and again when sizes are changed while running."""
+
+    keys: tuple[str, ...]
+    largest_tokens: int
+    """Of any key; 0 where there is none."""
+    largest_reqs: int | None = None
+    """Of the keys of uniform decode; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +90,14 @@ class CaptureFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GraphClosed(Event):
+    """The graph of a key was given back: "released" until the next capture, or "retired" for good."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyQuarantined(Event):
     """A captured key does not do what eager does, or fails again and again: no step uses it from here on.
 
@@ -85,19 +110,64 @@ class KeyQuarantined(Event):
     where: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepDispatched(Event):
-    """One step was run: how, in which bucket, and why. Sizes are tokens."""
+@dataclass(slots=True, kw_only=True)
+class StepEvent(Event):
+    """About one step: how it ran, in which bucket, and why. Nearly all events are.
+
+    Not frozen only because that would triple what it costs to make one: two a step. Sinks change nothing.
+    """
 
     runtime_mode: str
     bucket: str
     reason: str
+
+
+@dataclass(slots=True, kw_only=True)
+class StepDispatched(StepEvent):
+    """One step was run. Sizes are tokens."""
+
     live_tokens: int
     padded_tokens: int
     is_decode: bool = False
     """Every request was in decode, by its state, and brought as many tokens."""
     live_reqs: int | None = None
     """Requests in the step; None where the callable knows none."""
+    key: str | None = None
+    """The key that was replayed; None for EAGER."""
+    launch_seconds: float = 0.0
+    """Host time of the replay or of the eager run: on a GPU that of launching it, on a CPU that of the work."""
+
+
+@dataclass(slots=True, kw_only=True)
+class StepFinished(StepEvent):
+    """An engine has read a step's tokens. ``seconds`` is the wall time that the step held the engine.
+
+    It counts from the step's launch, or from when the step before was read if that was later, so that the seconds of
+    overlapped steps add up to the time that went by. A step in which nobody samples is not read: its time is in the
+    next one that is. Nothing waits for the sake of this number.
+    """
+
+    runtime_mode: str
+    bucket: str
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadAboveCeiling(Event):
+    """So many of the last ``num_recent`` steps ran eagerly because they were larger than every bucket.
+
+    Told once, and again only after the counters were reset or the sizes changed. Sizes are tokens and requests.
+    """
+
+    num_over: int
+    num_recent: int
+    largest_tokens: int
+    largest_reqs: int | None
+    smallest_live_tokens: int
+    largest_live_tokens: int
+    largest_live_reqs: int | None
+    fix: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,10 @@ from ostinato.telemetry.events import (
     Event,
     KeyDropped,
     KeyQuarantined,
+    LoadAboveCeiling,
     ModeResolved,
     ReceiverFailed,
+    StepEvent,
     StepFailed,
 )
 
@@ -49,6 +51,8 @@ class LogSink:
     """Writes what an operator should see: mode changes, failed captures, and what requests or the engine died of."""
 
     def emit(self, event: Event) -> None:
+        if isinstance(event, StepEvent):
+            return  # nearly all events, and nothing to say
         if isinstance(event, CaptureFailed):
             logger.warning("capture of %s failed and was dropped: %s", event.key, event.error)
         elif isinstance(event, KeyDropped):
@@ -57,12 +61,18 @@ class LogSink:
             finding = "; ".join(part for part in (event.what, event.where) if part)
             logger.error("%s is quarantined (%s): %s", event.key, event.found_by, finding)
         elif isinstance(event, StepFailed):
-            told = (event.num_reqs, event.num_in_a_row, event.error)
-            logger.error("a step of %d requests failed (%d in a row): %s", *told)
+            text = "a step of %d requests failed (%d in a row): %s"
+            logger.error(text, event.num_reqs, event.num_in_a_row, event.error)
         elif isinstance(event, EngineDied):
             logger.critical("the engine is dead, %d requests ended: %s", event.num_reqs, event.error)
         elif isinstance(event, ReceiverFailed):
             logger.error("request %s was aborted, its receiver raised: %s", event.request_id, event.error)
+        elif isinstance(event, LoadAboveCeiling):
+            told = (event.num_over, event.num_recent, event.smallest_live_tokens, event.largest_live_tokens)
+            ceiling = f"{event.largest_tokens} tokens"
+            ceiling += "" if event.largest_reqs is None else f", {event.largest_reqs} requests of decode"
+            text = "%d of the last %d steps (%d to %d tokens) ran eagerly: the largest bucket is %s; %s"
+            logger.warning(text, *told, ceiling, event.fix)
         elif isinstance(event, BreaksMissing):
             logger.warning("%s has %d breaks, warm-up met %d", event.key, event.got, event.expected)
         elif isinstance(event, ModeResolved) and event.asked not in (event.resolved, "auto"):

@@ -51,7 +51,7 @@ class ScriptedExecutor:
                 row[int(token)] = 10.0
         token_ids = torch.empty(len(batch.sampling), dtype=torch.int64)
         choose_greedy(logits, token_ids)
-        return SimpleNamespace(logits=logits, token_ids=token_ids, newest=None)
+        return SimpleNamespace(logits=logits, token_ids=token_ids, newest=None, labels=None)
 
 
 class ScriptedLoop:

@@ -113,9 +113,11 @@ class FakeLLM:
                 "hits": 3,
                 "live_tokens": 9,
                 "padded_tokens": 3,
+                "launch_seconds": 0.003,
+                "step_seconds": 0.006,
             },
             {"runtime_mode": "EAGER", "bucket": "-", "reason": "OVER_LARGEST", "hits": 1, "live_tokens": 88}
-            | {"padded_tokens": 0},
+            | {"padded_tokens": 0, "launch_seconds": 0.25, "step_seconds": 0.5},
         ]
         return {
             "dispatch": {

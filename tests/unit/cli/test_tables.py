@@ -14,7 +14,8 @@ NO_GRAPHS = {"count": 0, "segments": 0, "pool_bytes": 0, "capture_seconds": 0.0}
 
 def row(runtime_mode: str, bucket: str, reason: str, hits: int, live: int, padded: int) -> dict[str, Any]:
     sizes = {"hits": hits, "live_tokens": live, "padded_tokens": padded}
-    return {"runtime_mode": runtime_mode, "bucket": bucket, "reason": reason, **sizes}
+    times = {"launch_seconds": hits * 0.0005, "step_seconds": 0.0}
+    return {"runtime_mode": runtime_mode, "bucket": bucket, "reason": reason, **sizes, **times}
 
 
 def dispatch(*rows: dict[str, Any]) -> dict[str, Any]:
@@ -33,10 +34,10 @@ def dispatch(*rows: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def drawn(counts: dict[str, Any]) -> list[list[str]]:
+def drawn(counts: dict[str, Any], **options: bool) -> list[list[str]]:
     """The cells of the drawn table, row by row, its footer last."""
     out = io.StringIO()
-    Console(file=out, width=100).print(dispatch_table(counts))
+    Console(file=out, width=120).print(dispatch_table(counts, **options))
     return [
         [cell.strip() for cell in line.strip("│").split("│")] for line in out.getvalue().splitlines() if "│" in line
     ]
@@ -68,6 +69,15 @@ def test_one_row_for_each_bucket_and_their_sum() -> None:
         ["FULL", "4/256", "EXACT", "2", "8", "0", "0 %"],
         ["FULL", "4/256", "PADDED", "5", "15", "5", "25 %"],
         ["all", "", "", "7", "23", "5", "18 %"],
+    ]
+
+
+def test_times_are_means_of_a_step_and_absent_where_nobody_took_them() -> None:
+    counts = dispatch(row("FULL", "4/256", "PADDED", 3, 9, 3), row("EAGER", "-", "OVER_LARGEST", 1, 40, 0))
+    assert [cells[-3:] for cells in drawn(counts, has_times=True)] == [
+        ["75 %", "0.500", "-"],
+        ["25 %", "0.500", "-"],
+        ["", "", ""],
     ]
 
 

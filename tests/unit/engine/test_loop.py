@@ -167,6 +167,19 @@ def test_the_host_time_is_kept(bench: Bench) -> None:
 # --- abort ------------------------------------------------------------------------------------------
 
 
+def test_settling_reads_what_is_in_flight_and_the_next_step_tells(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer, overlap=True)
+    request = bench.add("a", letters("hello"), max_tokens=5)
+    assert bench.loop.step() == [] and request.num_pending_tokens == 1, "launched, not read"
+    bench.loop.settle()
+    bench.loop.settle()
+    assert request.num_pending_tokens == 0 and request.num_output_tokens == 1 and bench.loop.has_work()
+    first = bench.loop.step()
+    assert [update.text for update in first] == ["h"]
+    text, tokens, reason = joined([*first, *bench.run()["a"]])
+    assert (text, tokens, reason) == ("hello", letters("hello"), FinishReason.LENGTH)
+
+
 def test_abort_in_the_middle(bench: Bench) -> None:
     bench.add("a", letters("abcdefgh"), max_tokens=8, stop=("cX",))
     bench.add("b", letters("12345678"), max_tokens=8)

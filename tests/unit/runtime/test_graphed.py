@@ -29,7 +29,7 @@ from ostinato.runtime import (
     graph_break,
 )
 from ostinato.runtime.breaks import is_recording
-from ostinato.telemetry import CaptureFailed, GraphCaptured, MemorySink, ModeResolved, StepDispatched
+from ostinato.telemetry import CaptureFailed, GraphCaptured, KeysPlanned, MemorySink, ModeResolved, StepDispatched
 
 X = torch.ones(4, 2)
 
@@ -65,7 +65,7 @@ def test_the_mode_is_resolved_and_told():
     graphed = Graphed(plus_one, example=(X,), capture_support=CaptureSupport.NEVER, sinks=[sink])
     assert graphed.mode.mode == "piecewise"
     assert {key.runtime_mode for key in graphed.keys} == {RuntimeMode.PIECEWISE}
-    assert [type(event) for event in sink.events] == [ModeResolved]
+    assert [type(event) for event in sink.events] == [ModeResolved, KeysPlanned]
 
 
 # --- life cycle ------------------------------------------------------------------------------------
@@ -137,8 +137,9 @@ def test_events_of_a_life():
         graphed.warm_up()
         graphed.capture()
         graphed(X)
-    assert [type(event) for event in sink.events] == [ModeResolved, GraphCaptured, StepDispatched]
-    assert (sink.events[1].segments, sink.events[1].nodes) == (1, 1)
+    assert [type(event) for event in sink.events] == [ModeResolved, KeysPlanned, GraphCaptured, StepDispatched]
+    assert (sink.events[2].segments, sink.events[2].nodes) == (1, 1)
+    assert sink.events[1].keys == (sink.events[2].key,) == (sink.events[3].key,)
 
 
 def test_a_sink_that_raises_harms_no_step(ready):

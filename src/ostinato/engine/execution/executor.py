@@ -40,7 +40,15 @@ from ostinato.engine.layers.linear_table import load_table, table_key
 from ostinato.engine.scheduler import ScheduledBatch
 from ostinato.engine.weights.cache import cache_root
 from ostinato.errors import OutOfMemoryError
-from ostinato.runtime import GraphConfig, Graphed, GraphKey, LiveBatch, RuntimeMode
+from ostinato.runtime import (
+    GraphConfig,
+    Graphed,
+    GraphKey,
+    LiveBatch,
+    ResizeReport,
+    RuntimeMode,
+    SizeSuggestion,
+)
 from ostinato.telemetry import Sink
 
 __all__ = ["Executor", "StepLimits", "StepOutput"]
@@ -68,6 +76,8 @@ class StepOutput:
     launched is what it is fed."""
     newest: Tensor | None
     """[num_sampling] int64, tokens of the step before that were pending; None if nobody needs them."""
+    labels: tuple[str, str, str] | None = None
+    """(runtime mode, bucket, reason) of the step."""
 
 
 class Executor:
@@ -197,6 +207,17 @@ class Executor:
             self._in_full_graph = False
             install_forward_context(None)
 
+    def resize(self, suggestion: SizeSuggestion, *, on_key: Callable[[GraphKey], None] | None = None) -> ResizeReport:
+        """Capture the suggested sizes and give the others back; no step may be in flight.
+
+        Raises: what `Graphed.resize` does.
+        """
+        try:
+            with torch.inference_mode():
+                return self.graphed.resize(sizes=suggestion.sizes, decode_sizes=suggestion.decode_sizes, on_key=on_key)
+        finally:
+            self.leave_step()
+
     def execute(self, batch: ScheduledBatch) -> StepOutput:
         """Launch one step; waits for nothing on the device.
 
@@ -221,14 +242,14 @@ class Executor:
             newest = self._newest(batch, slots)
             if is_full:  # the graph has its metadata in the buffers
                 logits: Tensor = self.graphed.run(decision)[:num_sampling]
-                return StepOutput(logits, token_ids, newest)
+                return StepOutput(logits, token_ids, newest, decision.labels)
             context = self._with(live_metadata(batch, slots, page_size=self._page_size))
             with set_forward_context(context):
                 hidden: Tensor = self.graphed.run(decision)
             logits = self._model.compute_logits(hidden[slots["sampled_rows"][:num_sampling]])
             if num_sampling:
                 self._greedy_head(logits, token_ids)
-            return StepOutput(logits, token_ids, newest)
+            return StepOutput(logits, token_ids, newest, decision.labels)
 
     def forward(
         self,

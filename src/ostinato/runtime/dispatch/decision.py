@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 from ostinato.runtime.keys import GraphKey, LiveBatch, RuntimeMode
 
@@ -52,7 +53,7 @@ class Rejection:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: names are made once, and a decision serves many steps
 class Decision:
     """The outcome of dispatch for one live batch.
 
@@ -68,13 +69,23 @@ class Decision:
     padded_reqs: int | None
     alternatives: tuple[Rejection, ...] = ()
 
-    @property
+    @cached_property
     def bucket(self) -> str:
         """The bucket as reports name it."""
         if self.key is None:
             return "-"
         tier = f"/{self.key.kv_tier}" if self.key.kv_tier is not None else ""
         return f"{self.key.num_tokens}{tier}"
+
+    @cached_property
+    def key_name(self) -> str | None:
+        """The key as reports name it; None for EAGER."""
+        return None if self.key is None else str(self.key)
+
+    @cached_property
+    def labels(self) -> tuple[str, str, str]:
+        """(runtime mode, bucket, reason): the row of the dispatch table that the step belongs to."""
+        return self.runtime_mode.value, self.bucket, self.reason.value
 
     def __str__(self) -> str:
         what = f"{self.runtime_mode} because {self.reason}: {self.live.num_tokens} live tokens"

@@ -6,7 +6,7 @@ from ostinato.errors import InputSpecError, RuntimeStateError
 from ostinato.runtime.dispatch.decision import Decision, Reason
 from ostinato.runtime.dispatch.policy import KeyTable, choose
 from ostinato.runtime.keys import GraphKey, LiveBatch
-from ostinato.telemetry import EventBus, KeyQuarantined, StepDispatched
+from ostinato.telemetry import EventBus, KeyQuarantined, KeysPlanned, StepDispatched
 
 __all__ = ["Dispatcher"]
 
@@ -37,6 +37,7 @@ class Dispatcher:
         self._failures_to_quarantine = failures_to_quarantine
         self._num_failed: dict[GraphKey, int] = {}  # in a row
         self._cache: dict[LiveBatch, Decision] = {}
+        self._tell_planned()
 
     @property
     def keys(self) -> list[GraphKey]:
@@ -57,19 +58,23 @@ class Dispatcher:
             decision = self._cache[live] = choose(live, self._table, max_padding=self._max_padding)
         return decision
 
-    def record(self, decision: Decision) -> None:
-        """Report that a step ran by ``decision``."""
+    def record(self, decision: Decision, launch_seconds: float = 0.0) -> None:
+        """Report that a step ran by ``decision``, which took so long on the host."""
         if self._num_failed and decision.key is not None:
             self._num_failed.pop(decision.key, None)
+        mode, bucket, reason = decision.labels
+        live = decision.live
         self._bus.emit(
             StepDispatched(
-                runtime_mode=decision.runtime_mode.value,
-                bucket=decision.bucket,
-                reason=decision.reason.value,
-                live_tokens=decision.live.num_tokens,
+                runtime_mode=mode,
+                bucket=bucket,
+                reason=reason,
+                live_tokens=live.num_tokens,
                 padded_tokens=decision.padded_tokens,
-                is_decode=decision.live.uniform_query_len is not None,
-                live_reqs=decision.live.num_reqs,
+                is_decode=live.uniform_query_len is not None,
+                live_reqs=live.num_reqs,
+                key=decision.key_name,
+                launch_seconds=launch_seconds,
             )
         )
 
@@ -83,6 +88,14 @@ class Dispatcher:
             del self._num_failed[key]
             what = f"{num_failed} replays in a row raised, at last {type(error).__name__}: {error}"
             self.quarantine(key, found_by="failures", what=what, where="")
+
+    def replace_keys(self, keys: list[GraphKey]) -> None:
+        """Plan ``keys`` from here on. Those that were planned keep what stands against them; new ones wait."""
+        planned, blocked = set(self._table.keys), self._table.blocked
+        against = {key: blocked.get(key) if key in planned else Reason.NOT_CAPTURED_YET for key in keys}
+        self._table = KeyTable(list(keys), {key: reason for key, reason in against.items() if reason is not None})
+        self._cache.clear()
+        self._tell_planned()
 
     def mark_captured(self, key: GraphKey) -> None:
         """``key`` may be used from now on."""
@@ -99,6 +112,17 @@ class Dispatcher:
         """Block ``key`` because its graph is not to be trusted, and report it; see `KeyQuarantined`."""
         self.block(key, Reason.QUARANTINED)
         self._bus.emit(KeyQuarantined(key=str(key), found_by=found_by, what=what, where=where))
+
+    def _tell_planned(self) -> None:
+        keys = self._table.keys
+        reqs = [key.num_reqs for key in keys if key.uniform_query_len is not None and key.num_reqs is not None]
+        self._bus.emit(
+            KeysPlanned(
+                keys=tuple(str(key) for key in keys),
+                largest_tokens=max((key.num_tokens for key in keys), default=0),
+                largest_reqs=max(reqs, default=None),
+            )
+        )
 
 
 def _check_sizes(live: LiveBatch) -> None:

@@ -5,13 +5,13 @@ Pure: sizes in, keys out, largest first, which is the order in which one pool is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ostinato.runtime.config import GraphConfig
 from ostinato.runtime.keys import GraphKey, Mode, RuntimeMode
 from ostinato.runtime.planning.ladders import decode_ladder, token_ladder
 
-__all__ = ["plan_keys"]
+__all__ = ["largest_first", "plan_keys"]
 
 
 def plan_keys(
@@ -52,8 +52,12 @@ def plan_keys(
             kept.append(key)
         elif on_drop is not None:
             on_drop(key, why)
-    kept.sort(key=lambda k: (k.num_tokens, k.kv_tier or 0, k.runtime_mode is RuntimeMode.FULL), reverse=True)
-    return kept
+    return largest_first(kept)
+
+
+def largest_first(keys: Iterable[GraphKey]) -> list[GraphKey]:
+    """``keys`` in the order in which they are captured and listed."""
+    return sorted(keys, key=lambda k: (k.num_tokens, k.kv_tier or 0, k.runtime_mode is RuntimeMode.FULL), reverse=True)
 
 
 def _why_unusable(key: GraphKey, config: GraphConfig, max_size: int) -> str | None:

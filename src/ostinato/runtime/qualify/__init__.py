@@ -5,7 +5,7 @@ from ostinato.runtime.qualify.cases import Case, QualificationCases, RandomCases
 from ostinato.runtime.qualify.poison import Poison
 from ostinato.runtime.qualify.qualifier import Qualifier
 from ostinato.runtime.qualify.report import Finding, FindingKind, KeyReport, QualificationReport
-from ostinato.runtime.qualify.shadow import Resume, ShadowOwner
+from ostinato.runtime.qualify.shadow import Resume, ShadowOwner, WholeState, state_kept
 from ostinato.runtime.qualify.states import Writes
 from ostinato.runtime.qualify.subject import Subject, integer_ranges, written_state
 
@@ -23,9 +23,11 @@ __all__ = [
     "Resume",
     "ShadowOwner",
     "Subject",
+    "WholeState",
     "Writes",
     "integer_ranges",
     "live_counts",
     "sizes_to_try",
+    "state_kept",
     "written_state",
 ]

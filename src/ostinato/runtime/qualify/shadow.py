@@ -8,8 +8,8 @@ names are not seen here; `qualify` sees them. Used by `Graphed`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from ostinato.runtime.keys import GraphKey, LiveBatch
 from ostinato.runtime.nest import map_tensors
 from ostinato.runtime.runners import Call, find_gap, run_eager
 
-__all__ = ["Resume", "Shadow", "ShadowOwner", "ShadowVerdict", "WholeState"]
+__all__ = ["Resume", "Shadow", "ShadowOwner", "ShadowVerdict", "WholeState", "state_kept"]
 
 Rows = tuple[torch.Tensor, torch.Tensor | None]
 """A state tensor and the rows of it that a step writes, [num_rows] int64; None: any."""
@@ -177,6 +177,17 @@ class Shadow:
 
     def _inputs(self, sizes: Sizes) -> torch.Tensor:
         return self._buffers.arena[: self._buffers.num_bytes_at(sizes)]
+
+
+@contextmanager
+def state_kept(rows: Mapping[str, Rows], device: torch.device) -> Iterator[None]:
+    """Put back ``rows``, and the random generators of the host and of ``device``, whatever ran meanwhile."""
+    before = _read(rows)
+    with _random_as(_random_state(device), device):
+        try:
+            yield
+        finally:
+            _write(rows, before)
 
 
 def _read(rows: Mapping[str, Rows]) -> dict[str, torch.Tensor]:

@@ -36,8 +36,20 @@ class CapturedKeys:
         """Take a plan over."""
         self._plans[key] = plan
 
+    def drop(self, key: GraphKey) -> None:
+        """Give back the plan of ``key``, if there is one, and what its guards kept. `watch` must follow."""
+        plan = self._plans.pop(key, None)
+        self._guards.pop(key, None)
+        if plan is not None:
+            plan.close()
+
+    def reorder(self, keys: Sequence[GraphKey]) -> None:
+        """List plans in the order of ``keys``, all of which are named."""
+        self._plans = {key: self._plans[key] for key in keys if key in self._plans}
+
     def watch(self, places: Sequence[Place], state: Sequence[Place], *, known: set[int]) -> None:
-        """Guard what the plans read, once all are captured. Its memory is kept from here on, unless guards are off.
+        """Guard what the plans read, once all are captured, or what those do that were added since. Its memory is kept
+        from here on, unless guards are off.
 
         Args:
             places: where the callable's tensors may come from.
@@ -45,6 +57,8 @@ class CapturedKeys:
             known: addresses of memory that is guarded otherwise.
         """
         for key, plan in self._plans.items():
+            if key in self._guards:
+                continue  # what it read is known no more, and guarded already
             watched = []
             if self._level != "off":
                 watched = watch_tensors(plan.externals, places, state=state, known=known)
@@ -59,10 +73,11 @@ class CapturedKeys:
         Raises:
             RuntimeStateError: there is none; the message lists those that are.
         """
-        if key not in self._plans:
+        try:
+            return self._plans[key]
+        except KeyError:
             captured = ", ".join(str(k) for k in self._plans) or "none"
-            raise RuntimeStateError(f"there is no graph of {key}", fix=f"captured keys: {captured}")
-        return self._plans[key]
+            raise RuntimeStateError(f"there is no graph of {key}", fix=f"captured keys: {captured}") from None
 
     def check(self, key: GraphKey) -> None:
         """What is due before a replay of ``key``; raises what `PlanGuards.check` does."""

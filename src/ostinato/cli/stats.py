@@ -1,0 +1,98 @@
+"""``ostinato stats``: what the steps of an engine did, also while it runs.
+
+Reads what the engine's sinks tell, a file of JSON lines or a Prometheus endpoint, and touches no engine. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any
+
+import typer
+
+from ostinato.cli.options import Json
+from ostinato.cli.output import be_lenient, print_json
+from ostinato.cli.tables import dispatch_table
+from ostinato.errors import ConfigError
+from ostinato.telemetry import read_json_lines, read_metrics
+
+__all__ = ["stats"]
+
+_TIMEOUT_S = 10
+_FEW_KEYS = 12
+_TABLE_COLUMNS = 112
+
+
+def stats(
+    source: Annotated[str, typer.Argument(help="A file of JsonLinesSink, or http://HOST:PORT/metrics.")],
+    watch: Annotated[float | None, typer.Option(help="Look again every so many seconds, until interrupted.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what an engine's steps did: modes, buckets, reasons, padding, times, graphs never used, failures.
+
+    SOURCE is the file that `JsonLinesSink(path)` writes, or the address that `PrometheusSink().serve(port)` answers.
+    """
+    if watch is not None and not 0 < watch < float("inf"):
+        raise ConfigError(f"watch is {watch:g}", fix="use a number of seconds above 0")
+    be_lenient()
+    while True:
+        document = {"source": source, **_read(source)}
+        if not as_json:
+            _show(document, clears=watch is not None)
+        elif watch is None:
+            print_json(document)
+        else:
+            typer.echo(json.dumps(document))  # a line each
+        if watch is None:
+            return
+        time.sleep(watch)
+
+
+def _read(source: str) -> dict[str, Any]:
+    if source.startswith(("http://", "https://")):
+        return read_metrics(_fetched(source), name=source)
+    try:
+        with open(source, encoding="utf-8") as file:
+            return read_json_lines(file, name=source).snapshot()
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"{source} cannot be read: {error}", fix="name a file of events, or an http:// URL"
+        ) from error
+
+
+def _fetched(url: str) -> str:
+    from http.client import HTTPException
+    from urllib.request import urlopen
+
+    try:
+        with urlopen(url, timeout=_TIMEOUT_S) as answer:
+            text: str = answer.read().decode("utf-8")
+            return text
+    except (OSError, HTTPException, ValueError) as error:  # ValueError: no URL, or no text
+        raise ConfigError(
+            f"{url} gives no answer: {error}", fix="name the /metrics address of a running engine"
+        ) from error
+
+
+def _show(document: dict[str, Any], *, clears: bool) -> None:
+    from rich.console import Console
+
+    console = Console()
+    console.width = max(console.width, _TABLE_COLUMNS)  # what is cut off cannot be read at all
+    if clears:
+        console.clear()  # of a terminal, nothing else
+    dispatch = document["dispatch"]
+    console.print(dispatch_table(dispatch, has_times=True))
+    told = ", ".join(f"{count} {state}" for state, count in dispatch["keys"].items() if count)
+    _say(console, f"keys: {told or 'none planned'}")
+    never = dispatch["never_hit"]
+    if never:
+        more = f" and {len(never) - _FEW_KEYS} more" if len(never) > _FEW_KEYS else ""
+        _say(console, f"never hit ({len(never)}): {'; '.join(never[:_FEW_KEYS])}{more}")
+    failures = [f"{name.replace('_', ' ')} {count}" for name, count in document["failures"].items() if count]
+    _say(console, f"failures: {', '.join(failures) or 'none'}")
+
+
+def _say(console: Any, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
