@@ -7,6 +7,7 @@ users call it like the callable; an engine writes into `buffers` itself and uses
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
@@ -31,7 +32,19 @@ from ostinato.runtime.buffers import (
 )
 from ostinato.runtime.capture import CaptureBackend, as_device, select_backend
 from ostinato.runtime.config import GraphConfig
-from ostinato.runtime.dispatch import Decision, Dispatcher, ModeRequest, Reason, ResolvedMode, resolve_mode
+from ostinato.runtime.dispatch import (
+    CostTable,
+    Decision,
+    Dispatcher,
+    MadeUpSteps,
+    ModeRequest,
+    Reason,
+    ResolvedMode,
+    StepsToTime,
+    measure_steps,
+    resolve_mode,
+    steps_to_time,
+)
 from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch, Mode, Partition
 from ostinato.runtime.memory import Ledger
 from ostinato.runtime.nest import tensors
@@ -43,11 +56,14 @@ from ostinato.runtime.qualify import (
     QualificationReport,
     Shadow,
     ShadowOwner,
+    Snapshot,
     Subject,
     WholeState,
     bisect_key,
     integer_ranges,
     qualify_keys,
+    seeded,
+    wait_for,
     written_state,
 )
 from ostinato.runtime.runners import (
@@ -317,8 +333,12 @@ class Graphed:
         if is_planning() or is_recording():
             return self._fn(*args, **kwargs)
         self.finish_shadow()
+        return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], decision: Decision | None = None) -> Any:
+        """A step on the caller's tensors, by ``decision`` if that is made already."""
         found = self._layout.split(args, kwargs, self.device)
-        decision = self.decide(self._live_batch(found))
+        decision = decision or self.decide(self._live_batch(found))
         if decision.key is None:
             self._require_open()
             self._dispatcher.record(decision)
@@ -381,6 +401,92 @@ class Graphed:
             RuntimeStateError: there is no graph of this key; the message lists those that are.
         """
         return inspect_plan(self._captured.plan_of(key))
+
+    # --- measured costs --------------------------------------------------------------------------
+
+    @property
+    def costs(self) -> CostTable | None:
+        """The measured costs by which steps are dispatched; None: by the order of ways alone."""
+        return self._dispatcher.costs
+
+    def use_costs(self, costs: CostTable | None) -> None:
+        """Dispatch by ``costs`` from now on: of `measure`, or of `read_costs`; None goes back to the order of ways.
+
+        Ranks that share collectives must all use one table: each decides from it alone, and they must decide alike.
+        """
+        self._require_open()
+        self._dispatcher.use_costs(costs)
+
+    def measure(
+        self,
+        *,
+        steps: StepsToTime | None = None,
+        sizes: Sequence[int] | None = None,
+        budget_seconds: float = 1.0,
+        clock: Callable[[], float] = time.perf_counter,
+        on_step: Callable[[], None] | None = None,
+    ) -> CostTable:
+        """Time replays and eager runs on made-up batches, and dispatch by what they cost from now on.
+
+        Wall time with the device's work in it, so what the host spends on launches counts. State and random
+        generators are as before afterwards; nothing is counted. On CUDA not while steps are running elsewhere.
+
+        Args:
+            steps: of the caller's own; by default the batches of warm-up, with random rows.
+            sizes: only buckets of these numbers of tokens; by default the smallest, the largest and some between.
+            budget_seconds: for all of it; what each step takes five times is spent in any case.
+            clock: seconds.
+            on_step: told of each of the five turns of each step (for a progress bar).
+
+        Raises:
+            RuntimeStateError: before `capture`.
+            ConfigError: the budget is not above 0.
+        """
+        if not 0 < budget_seconds < float("inf"):
+            raise ConfigError(f"budget_seconds is {budget_seconds!r}", fix="use a number of seconds above 0")
+        keys = [key for key in self._chosen(None, step="measure") if self._dispatcher.usable(key)]
+        self.finish_shadow()
+        steps = steps or self._made_up_steps()
+        query_lens = () if self.config.max_num_reqs is None else self.config.uniform_query_lens
+
+        def timed(run: Callable[[], Any]) -> float:
+            wait_for(self.device)
+            began = clock()
+            run()
+            wait_for(self.device)
+            return clock() - began
+
+        original = Snapshot({**steps.state(), "(static buffers)": self.buffers.arena})
+        shadow, self._shadow = self._shadow, None
+        try:
+            with self._dispatcher.muted(), seeded(self.device), _no_grad():
+                todo = steps_to_time(keys, steps, query_lens=query_lens, tiers=self.config.kv_tiers, sizes=sizes)
+                costs = measure_steps(todo, steps, timed=timed, budget_seconds=budget_seconds, on_step=on_step)
+        finally:
+            original.restore()
+            self._shadow = shadow
+        self.use_costs(costs)
+        return costs
+
+    def _made_up_steps(self) -> MadeUpSteps:
+        def inputs(key: GraphKey, sizes: Sizes) -> Mapping[str, torch.Tensor]:
+            self._make_ready(key, sizes)
+            return self.buffers.views(sizes)
+
+        def call(values: Mapping[str, torch.Tensor], decision: Decision) -> Callable[[], Any]:
+            args, kwargs = self._layout.join(values)
+            return lambda: self._call(args, kwargs, decision)
+
+        return MadeUpSteps(
+            inputs=inputs,
+            sizes_of=self.key_sizes,
+            sizes=self.sizes,
+            run=self.run,
+            call=call,
+            state=self._written_state(),
+            max_num_reqs=self.config.max_num_reqs,
+            is_prepared=self._prepare is not None,
+        )
 
     # --- graph against eager -------------------------------------------------------------------
 
@@ -518,10 +624,10 @@ class Graphed:
     def _report_drop(self, key: GraphKey, why: str) -> None:
         self._bus.emit(KeyDropped(key=str(key), reason=why))
 
-    def _make_ready(self, key: GraphKey) -> None:
+    def _make_ready(self, key: GraphKey, sizes: Sizes | None = None) -> None:
         """Safe values in all rows, and fresh metadata, before a run that no user's batch stands behind."""
         self.buffers.arena.zero_()  # fixed-shape slots have no tail to pad, and other layouts were written here
-        self.buffers.pad({NUM_TOKENS: 0, NUM_REQS: 0}, self.key_sizes(key))
+        self.buffers.pad({NUM_TOKENS: 0, NUM_REQS: 0}, sizes or self.key_sizes(key))
         if self._prepare is not None:
             self._prepare(key)
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from ostinato.errors import InputSpecError
+from ostinato.runtime.dispatch.costs import CostTable
 from ostinato.runtime.dispatch.decision import Decision, Reason
 from ostinato.runtime.dispatch.policy import KeyTable, choose
 from ostinato.runtime.keys import GraphKey, LiveBatch
@@ -26,6 +30,8 @@ class Dispatcher:
         self._table = KeyTable(list(keys), dict.fromkeys(keys, Reason.NOT_CAPTURED_YET))
         self._bus = bus
         self._max_padding = max_padding
+        self._costs: CostTable | None = None
+        self._is_muted = False
         self._cache: dict[LiveBatch, Decision] = {}
 
     @property
@@ -44,11 +50,14 @@ class Dispatcher:
             _check_sizes(live)
             if len(self._cache) >= _CACHE_LIMIT:
                 self._cache.clear()
-            decision = self._cache[live] = choose(live, self._table, max_padding=self._max_padding)
+            decision = choose(live, self._table, max_padding=self._max_padding, costs=self._costs)
+            self._cache[live] = decision
         return decision
 
     def record(self, decision: Decision) -> None:
         """Report that a step ran by ``decision``."""
+        if self._is_muted:
+            return
         self._bus.emit(
             StepDispatched(
                 runtime_mode=decision.runtime_mode.value,
@@ -60,6 +69,29 @@ class Dispatcher:
                 live_reqs=decision.live.num_reqs,
             )
         )
+
+    @property
+    def costs(self) -> CostTable | None:
+        """The measured costs that decide, if any do."""
+        return self._costs
+
+    def use_costs(self, costs: CostTable | None) -> None:
+        """Decide by ``costs`` from now on; None: by the order alone."""
+        self._costs = costs
+        self._cache.clear()
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Report no step meanwhile: those that measure are nobody's."""
+        self._is_muted = True
+        try:
+            yield
+        finally:
+            self._is_muted = False
+
+    def usable(self, key: GraphKey) -> bool:
+        """Whether nothing stands against ``key``."""
+        return key not in self._table.blocked
 
     def mark_captured(self, key: GraphKey) -> None:
         """``key`` may be used from now on."""

@@ -5,8 +5,9 @@ from ostinato.runtime.qualify.cases import Case, QualificationCases, RandomCases
 from ostinato.runtime.qualify.poison import Poison
 from ostinato.runtime.qualify.qualify import bisect_key, qualify_keys
 from ostinato.runtime.qualify.report import Finding, FindingKind, KeyReport, QualificationReport
+from ostinato.runtime.qualify.runs import seeded, wait_for
 from ostinato.runtime.qualify.shadow import Resume, Shadow, ShadowOwner, ShadowVerdict, WholeState
-from ostinato.runtime.qualify.states import Writes
+from ostinato.runtime.qualify.states import Snapshot, Writes
 from ostinato.runtime.qualify.subject import Subject, integer_ranges, written_state
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Shadow",
     "ShadowOwner",
     "ShadowVerdict",
+    "Snapshot",
     "Subject",
     "WholeState",
     "Writes",
@@ -30,6 +32,8 @@ __all__ = [
     "integer_ranges",
     "live_counts",
     "qualify_keys",
+    "seeded",
     "sizes_to_try",
+    "wait_for",
     "written_state",
 ]
