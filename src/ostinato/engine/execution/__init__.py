@@ -1,18 +1,25 @@
 """Scheduled batch -> tensors -> model; the one place that calls the runtime's facade."""
 
+from ostinato.engine.execution.costs import StoredCosts, measure_costs
 from ostinato.engine.execution.examine import examine_steps
 from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.loading import LoadedModel, load_model
 from ostinato.engine.execution.qualify import qualify_steps
-from ostinato.runtime import KeyReport, PlanInspection, QualificationReport
+from ostinato.engine.execution.step_query import StepQuery
+from ostinato.runtime import CostTable, Decision, KeyReport, PlanInspection, QualificationReport
 
 __all__ = [
+    "CostTable",
+    "Decision",
     "Executor",
     "KeyReport",
     "LoadedModel",
     "PlanInspection",
     "QualificationReport",
+    "StepQuery",
+    "StoredCosts",
     "examine_steps",
     "load_model",
+    "measure_costs",
     "qualify_steps",
 ]
