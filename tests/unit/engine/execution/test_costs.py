@@ -69,6 +69,7 @@ def test_measuring_runs_every_way_and_leaves_everything_as_it_was(
         after = everything(executor)
         assert all(torch.equal(before[name], after[name]) for name in before)
         assert executor.graphed.counters.snapshot() == counted
+        assert not executor._writer._entries, "no made-up request is remembered"
         ways = {(str(s.kind), s.way) for s in table.samples}
         mixed = "full graph" if always else "piecewise graph"
         kinds = ["decode kv_tier=256", "decode kv_tier=300"]
