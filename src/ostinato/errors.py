@@ -21,6 +21,7 @@ __all__ = [
     "DynamicShapeError",
     "EngineDeadError",
     "EngineError",
+    "ForeignCostsError",
     "FrozenValueError",
     "GuardError",
     "HostSyncError",
@@ -121,6 +122,12 @@ class TargetError(ConfigError):
     """A callable that a tool should examine cannot be found, built or run on its own example."""
 
     code = "OST103"
+
+
+class ForeignCostsError(ConfigError):
+    """A file of measured costs is of another device, model, dtype or version: it says nothing about this one."""
+
+    code = "OST104"
 
 
 # --- runtime: capture --------------------------------------------------------------------------

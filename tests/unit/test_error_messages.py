@@ -18,7 +18,17 @@ import pytest
 import torch
 
 from ostinato import errors
-from ostinato.runtime import GraphConfig, Graphed, Workspace, diagnose, graph_break, jit_mark
+from ostinato.runtime import (
+    CostTable,
+    GraphConfig,
+    Graphed,
+    Workspace,
+    diagnose,
+    graph_break,
+    jit_mark,
+    read_costs,
+    write_costs,
+)
 from ostinato.runtime.capture import select_backend
 from ostinato.runtime.capture.cuda import _Watch
 
@@ -40,6 +50,12 @@ def no_positive_size(_: Path) -> None:
 
 def unknown_mode(_: Path) -> None:
     GraphConfig(mode="ful")
+
+
+def costs_of_another_device(folder: Path) -> None:
+    table = CostTable()
+    write_costs(folder / "costs.json", {"breakable": table}, origin={"device": "a big one", "torch": "1"})
+    read_costs(folder / "costs.json", origin={"device": "a small one", "torch": "1"})
 
 
 def no_device(_: Path) -> None:
@@ -322,6 +338,12 @@ CASES: dict[type[errors.OstinatoError], Parts] = {
     ),
     errors.UnknownNameError: Parts(
         provoke=unknown_mode, what="unknown mode 'ful'", fix=r"did you mean 'full'\? valid: auto, full"
+    ),
+    errors.ForeignCostsError: Parts(
+        provoke=costs_of_another_device,
+        what="was measured with device a big one, and here it is a small one",
+        where={"expected": "a small one", "got": "a big one"},
+        fix="it is measured and written here",
     ),
     errors.DeviceUnavailableError: Parts(
         provoke=no_device, what="attention backend 'triton' does not run on cpu", fix="use attention='torch'"

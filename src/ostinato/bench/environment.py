@@ -1,29 +1,16 @@
-"""What the benchmark runs on: the device's name, versions, the command that was typed."""
+"""What the benchmark runs with: versions, and the command that was typed."""
 
 from __future__ import annotations
 
 import platform
 import sys
 from importlib import metadata
-from pathlib import Path
 
 import torch
 
 from ostinato._version import __version__
 
-__all__ = ["command_line", "hardware_name", "versions"]
-
-
-def hardware_name(device: torch.device) -> str:
-    """The GPU's name, or the processor's."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine() or "cpu"
+__all__ = ["command_line", "versions"]
 
 
 def versions(device: torch.device, packages: tuple[str, ...] = ()) -> dict[str, str]:

@@ -93,9 +93,10 @@ def run_bench(
     peers = config.peers or ()
     check_peers(peers, scenario=name)
 
-    from ostinato.bench.environment import command_line, hardware_name, versions
+    from ostinato.bench.environment import command_line, versions
     from ostinato.bench.model_costs import find_target
     from ostinato.bench.run import Run
+    from ostinato.runtime import hardware_name
 
     target = find_target(config.engine)
     hardware, day = hardware_name(target.device), datetime.date.today().isoformat()

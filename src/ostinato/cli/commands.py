@@ -23,7 +23,7 @@ COMMANDS: dict[str, str] = {
     "demo": "Show a burst of requests on graphs, and compare the answers with eager.",
     "doctor": "Say what blocks the capture of a callable or model, where, and which breaks mend it.",
     "errors": "Explain an error code, or list them all.",
-    "explain": "Show which graphs a mode gives here, and why.",
+    "explain": "Show which graphs a mode gives here, what a step runs as, and why.",
     "generate": "Generate text from prompts, and say how the steps were run.",
     "inspect": "Show what a captured graph consists of.",
     "plan": "Choose the sizes to capture for a traffic.",

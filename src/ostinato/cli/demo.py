@@ -17,7 +17,7 @@ import typer
 
 from ostinato.cli.answers import Answer
 from ostinato.cli.burst import Arrival, burst, play
-from ostinato.cli.options import Compile, Device, Json, Mode, Model, Partition
+from ostinato.cli.options import Compile, Device, Dispatch, Json, Mode, Model, Partition
 from ostinato.cli.output import be_lenient, print_json, print_prompt, print_text
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 
@@ -57,6 +57,7 @@ def demo(
     mode: Mode = "full_and_piecewise",
     partition: Partition = "breakable",
     compiler: Compile = "none",
+    dispatch: Dispatch = "auto",
     max_tokens: Annotated[int, typer.Option(help="Most tokens for each answer.")] = 32,
     as_json: Json = False,
 ) -> None:
@@ -65,7 +66,9 @@ def demo(
     Loads a small model, captures its graphs, answers eight chats of which some arrive while others run, and
     prints which graphs the steps replayed and why. Then the same chats run eagerly: the tokens must be the same.
     """
-    config = dataclasses.replace(_config(model, device), mode=mode, partition=partition, compile=compiler)
+    config = dataclasses.replace(
+        _config(model, device), mode=mode, partition=partition, compile=compiler, dispatch=dispatch
+    )
     arrivals = burst(max_tokens)
     from rich.console import Console
 

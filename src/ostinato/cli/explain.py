@@ -1,17 +1,43 @@
-"""``ostinato explain``: what a mode becomes for a model on this machine, and the reason for each change."""
+"""``ostinato explain``: what a mode becomes for a model on this machine, and what a step runs as; the reason for each.
+
+Loads no weights, unless costs are to be measured: then one engine is opened for each partition, and closed again.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ostinato.cli.options import Attention, Compile, Device, Json, LoadFormat, Mode, Model, Partition
+from ostinato.cli.options import (
+    ENGINE_PANEL,
+    Attention,
+    Compile,
+    Costs,
+    Device,
+    Dtype,
+    Json,
+    LoadFormat,
+    MaxModelLen,
+    MaxNumReqs,
+    Mode,
+    Model,
+    Partition,
+)
 from ostinato.cli.output import print_json
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.errors import ConfigError
 
+if TYPE_CHECKING:
+    from ostinato.engine import StepQuery
+    from ostinato.engine.weights.progress import ProgressReporter
+
 __all__ = ["explain"]
+
+STEP_PANEL = "A step"
 
 
 def explain(
@@ -20,43 +46,154 @@ def explain(
     partition: Partition = "breakable",
     compiler: Compile = "none",
     device: Device = "auto",
+    dtype: Dtype = "auto",
     attention: Attention = "auto",
     load_format: LoadFormat = "auto",
+    max_num_reqs: MaxNumReqs = None,
+    max_num_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of one step.", rich_help_panel=ENGINE_PANEL)
+    ] = None,
+    max_model_len: MaxModelLen = None,
     draft_length: Annotated[int, typer.Option(help="Tokens that a draft adds to each decode.")] = 0,
+    decode: Annotated[int | None, typer.Option(help="Requests that decode.", rich_help_panel=STEP_PANEL)] = None,
+    prefill: Annotated[int | None, typer.Option(help="Tokens of a prompt.", rich_help_panel=STEP_PANEL)] = None,
+    mixed: Annotated[
+        str | None, typer.Option(help="Both: 12+200 decodes 12 beside 200 tokens.", rich_help_panel=STEP_PANEL)
+    ] = None,
+    context: Annotated[int, typer.Option(help="Tokens of the longest decode.", rich_help_panel=STEP_PANEL)] = 256,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Load the model and time every way to run a step.")
+    ] = False,
+    partitions: Annotated[str | None, typer.Option(help="Several to compare: breakable,fx,inductor.")] = None,
+    costs: Costs = None,
     as_json: Json = False,
 ) -> None:
-    """Show which graphs a mode gives for a model on this machine, and why it is not what was asked."""
+    """Show which graphs a mode gives for a model on this machine, what a step runs as, and why not otherwise."""
     if draft_length < 0:
         raise ConfigError(f"draft_length is {draft_length}", fix="use 0 (no draft) or more")
+    if draft_length and measure:
+        raise ConfigError("drafts cannot be measured", fix="leave out --measure or --draft-length")
+    asked = _asked(decode, prefill, mixed)
     config = EngineConfig(
         model=model,
         mode=mode,
         partition=partition,
         compile=compiler,
         device=device,
+        dtype=dtype,
         attention=attention,
         load_format=load_format,
+        max_num_reqs=max_num_reqs,
+        max_num_batched_tokens=max_num_tokens,
+        max_model_len=max_model_len,
+        costs=costs,
     )
+    names = [partition] if partitions is None else [name.strip() for name in partitions.split(",")]
+    configs = [dataclasses.replace(config, partition=name) for name in names]
     from ostinato.cli.progress import progress_on_stderr
     from ostinato.engine.execution.explain import explain_modes
 
-    found = explain_modes(config, draft_length=draft_length, progress=progress_on_stderr())
+    progress = progress_on_stderr()
+    found = explain_modes(config, draft_length=draft_length, progress=progress)
+    query = None if asked is None else _query(asked, context)
+    found |= _explain_steps(configs, query, measure=measure, draft_length=draft_length, progress=progress)
     if as_json:
         print_json(found)
-        return
+    else:
+        _print(found)
+
+
+def _asked(decode: int | None, prefill: int | None, mixed: str | None) -> tuple[int, int] | None:
+    """Decodes and prompt tokens that were asked about, or None."""
+    given = {"--decode": decode, "--prefill": prefill, "--mixed": mixed}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ConfigError(f"{' and '.join(named)} are two steps", fix="ask about one; --mixed 12+200 is both in one")
+    for name, value in (("--decode", decode), ("--prefill", prefill)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} is {value}", fix="use 1 or more")
+    if mixed is None:
+        return (decode or 0, prefill or 0) if named else None
+    parts = re.fullmatch(r"([1-9][0-9]{0,8})\+([1-9][0-9]{0,8})", mixed.replace(" ", ""), re.ASCII)
+    if parts is None:
+        raise ConfigError(f"--mixed is {mixed!r}", fix="write decodes, a plus, and prompt tokens: 12+200")
+    return int(parts[1]), int(parts[2])
+
+
+def _query(asked: tuple[int, int], context: int) -> StepQuery:
+    from ostinato.engine import StepQuery
+
+    return StepQuery(num_decodes=asked[0], num_prefill_tokens=asked[1], context_tokens=context)
+
+
+def _explain_steps(
+    configs: Sequence[EngineConfig],
+    query: StepQuery | None,
+    *,
+    measure: bool,
+    draft_length: int,
+    progress: ProgressReporter,
+) -> dict[str, Any]:
+    """``{"step": ...}`` if one was asked about, ``{"costs": ...}`` if they were measured."""
+    from ostinato.cli.step_tables import decision_to_dict
+    from ostinato.engine.execution.explain import explain_step
+    from ostinato.runtime import CostTable, compare_costs
+
+    decisions, tables = {}, {}
+    for config in configs:
+        if query is not None:  # before weights are loaded: it refuses what no step can be
+            unmeasured = dataclasses.replace(config, costs=None) if measure else config
+            name, decision = explain_step(unmeasured, query, draft_length=draft_length, progress=progress)
+            decisions[name] = decision
+        if measure:
+            from ostinato import LLM
+
+            with LLM(config=dataclasses.replace(config, dispatch="measured"), progress=progress) as llm:
+                tables[llm.partition] = llm.costs or CostTable()
+                if query is not None:
+                    decisions[llm.partition] = llm.explain(query)
+    found: dict[str, Any] = {}
+    if query is not None:
+        live = next(iter(decisions.values())).live
+        found["step"] = {
+            "decodes": query.num_decodes,
+            "prefill_tokens": query.num_prefill_tokens,
+            "tokens": live.num_tokens,
+            "requests": live.num_reqs,
+            "decisions": [decision_to_dict(name, decision) for name, decision in decisions.items()],
+        }
+    return found | ({"costs": compare_costs(tables)} if measure else {})
+
+
+def _print(found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Column, Table
+
+    from ostinato.cli.step_tables import costs_table, decision_line, step_table
 
     attention_facts = found["attention"]
     console = Console()
     support = f"attention {attention_facts['name']} ({attention_facts['support']})"
-    console.print(f"{model} on {found['device']}, {support}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"{found['model']} on {found['device']}, {support}", markup=False, highlight=False, soft_wrap=True)
     resolved = found["resolved"]
     console.print(
-        f"mode {mode} is [bold]{resolved['mode']}[/], partition {resolved['partition']}, compile {resolved['compile']}"
+        f"mode {found['asked']['mode']} is [bold]{resolved['mode']}[/], partition {resolved['partition']}, "
+        f"compile {resolved['compile']}"
     )
     for reason in found["reasons"]:
         console.print(f"  because {reason}", highlight=False)
+    if "step" in found:
+        step = found["step"]
+        console.print(
+            f"\nA step of {step['decodes']} decodes and {step['prefill_tokens']} prompt tokens", highlight=False
+        )
+        for decision in step["decisions"]:
+            console.print(decision_line(decision), markup=False, highlight=False, soft_wrap=True)
+            console.print(step_table(decision))
+    if "costs" in found:
+        console.print(costs_table(found["costs"]))
+    if "step" in found or "costs" in found:
+        return
     names = [Column(name, no_wrap=True) for name in ("mode", "becomes")]
     table = Table(*names, "decode step", "step with a prompt", "why", title="All modes", title_justify="left")
     everywhere = set.intersection(*(set(row["reasons"]) for row in found["modes"]))  # told above

@@ -14,7 +14,9 @@ __all__ = [
     "ENGINE_PANEL",
     "Attention",
     "Compile",
+    "Costs",
     "Device",
+    "Dispatch",
     "Dtype",
     "Json",
     "KvTokens",
@@ -58,6 +60,14 @@ Partition = Annotated[
 Compile = Annotated[
     str,
     typer.Option("--compile", help="What compiles inside graphs: none or inductor.", rich_help_panel=ENGINE_PANEL),
+]
+Dispatch = Annotated[
+    str,
+    typer.Option("--dispatch", help="Ways to run a step: auto, order or measured.", rich_help_panel=ENGINE_PANEL),
+]
+Costs = Annotated[
+    str | None,
+    typer.Option("--costs", help="JSON file of measured costs; written if absent.", rich_help_panel=ENGINE_PANEL),
 ]
 MaxModelLen = Annotated[
     int | None, typer.Option("--max-model-len", help="Tokens a request may hold.", rich_help_panel=ENGINE_PANEL)

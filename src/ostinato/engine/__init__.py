@@ -8,6 +8,7 @@ from ostinato._lazy import lazy_names
 
 if TYPE_CHECKING:
     from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
+    from ostinato.engine.execution.step_query import StepQuery
     from ostinato.engine.llm import LLM
     from ostinato.engine.loop import RequestUpdate
     from ostinato.engine.outputs import RequestOutput
@@ -21,6 +22,7 @@ __all__ = [
     "RequestOutput",
     "RequestUpdate",
     "SamplingParams",
+    "StepQuery",
 ]
 
 _HOMES = {
@@ -31,6 +33,7 @@ _HOMES = {
     "RequestOutput": "ostinato.engine.outputs",
     "RequestUpdate": "ostinato.engine.loop",
     "SamplingParams": "ostinato.engine.request",
+    "StepQuery": "ostinato.engine.execution.step_query",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

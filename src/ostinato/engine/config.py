@@ -26,6 +26,7 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "partition": ("breakable", "fx", "inductor"),
     "compile": ("none", "inductor"),
     "guards": ("always", "sampled", "off"),
+    "dispatch": ("auto", "order", "measured"),
     "attention": ("auto", "torch", "triton", "flashinfer"),
 }
 _COUNTS: Final = (
@@ -64,6 +65,9 @@ class EngineConfig:
             default costs a few microseconds a step), "sampled" or "off".
         shadow_every: one replayed step in so many runs eagerly too, after its tokens are on their way; a difference
             quarantines the key. 0 (the default) never; each such step costs an eager one.
+        dispatch: "order" takes a full graph before a piecewise one before eager, in the smallest bucket; "measured"
+            times them all at start and takes the cheapest; "auto" is "measured" where ``costs`` names a file.
+        costs: JSON file of measured costs: read if it is there, written once they are measured if not.
         overlap: launch a step before the tokens of the step before are read; None does so on CUDA, where the
             device works while the host prepares.
         shape_batches: fit steps to the captured sizes: a request may wait one step where its admission would grow
@@ -96,6 +100,8 @@ class EngineConfig:
     full_mixed_max_tokens: int | None = None
     guards: str = "always"
     shadow_every: int = 0
+    dispatch: str = "auto"
+    costs: str | None = None
     overlap: bool | None = None
     shape_batches: bool = False
     attention: str = "auto"
@@ -121,6 +127,10 @@ class EngineConfig:
             if value is None and name != "page_size":
                 continue
             _check_int(name, value, low=1, high=None)
+        if self.costs is not None and (not isinstance(self.costs, str) or not self.costs):
+            raise ConfigError("costs must be the name of a file", field="costs", got=repr(self.costs))
+        if self.costs is not None and self.dispatch == "order":
+            _contradiction("dispatch", "order", "measured, since costs names a file", "leave out costs")
         if self.overlap not in (None, True, False):
             raise ConfigError("overlap must be true, false or None", field="overlap", got=repr(self.overlap))
         if not isinstance(self.shape_batches, bool):
@@ -178,6 +188,9 @@ def resolve_engine_config(
     if config.attention == "auto":
         backend = "triton" if device_kind == "cuda" else "torch"
         choose("attention", backend, f"the default backend on {device_kind}")
+    if config.dispatch == "auto":
+        why = "no costs are named" if config.costs is None else "by the costs in a file"
+        choose("dispatch", "order" if config.costs is None else "measured", why)
     if config.full_mixed_max_tokens is None:
         is_short = config.mode == "auto" and changes.get("attention", config.attention) == "triton"
         why = (

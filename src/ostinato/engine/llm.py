@@ -15,6 +15,8 @@ from typing import Any, Self
 
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.execution import (
+    CostTable,
+    Decision,
     Executor,
     GraphKey,
     KeyReport,
@@ -22,7 +24,10 @@ from ostinato.engine.execution import (
     QualificationReport,
     ResizeReport,
     SizeSuggestion,
+    StepQuery,
+    StoredCosts,
     load_model,
+    measure_costs,
     qualify_steps,
 )
 from ostinato.engine.loop import EngineLoop, RequestUpdate
@@ -52,6 +57,9 @@ Messages = Sequence[Mapping[str, Any]]
 class LLM:
     """A model that is loaded, warmed up and captured, ready to answer. Use as a context manager.
 
+    Attributes:
+        partition: how its graphs are made here, and what compiles them: ``breakable``, ``fx+inductor``, ...
+
     Args:
         model: hub name, local folder or file.
         config: all settings at once; its ``model`` is taken if ``model`` is left at its default.
@@ -62,6 +70,7 @@ class LLM:
     Raises:
         ConfigError, DeviceUnavailableError, ModelNotFoundError, CheckpointError, UnsupportedArchitectureError,
         OutOfMemoryError, UnwritableCacheError: see `load_model`.
+        ForeignCostsError: the file of measured costs is of another device, model or version.
     """
 
     def __init__(
@@ -91,11 +100,15 @@ class LLM:
         assert self.config.max_num_reqs and self.config.max_num_batched_tokens and self.config.max_model_len
         self._max_model_len = self.config.max_model_len
         self._failures = FailureCounters()
+        stored = StoredCosts(self.config, loaded.device)
+        self.partition = stored.name
         self._executor = Executor(loaded, sinks=(self._failures, *sinks))
         try:
             keys = self._executor.graphed.keys
             with reporting(progress, "warm-up and capture", 2 * len(keys) or None, "graphs") as bar:
                 self._executor.prepare(on_key=lambda _key: bar.advance(1))
+            if self.config.dispatch == "measured":
+                self._settle_costs(self._executor, stored, progress)
         except BaseException:
             self.close()
             raise
@@ -266,6 +279,20 @@ class LLM:
         graphed = self._require_open().graphed
         return [graphed.inspect(key) for key in graphed.plans]
 
+    @property
+    def costs(self) -> CostTable | None:
+        """The measured costs that decide how steps run, with ``dispatch="measured"``."""
+        return self._require_open().graphed.costs
+
+    def explain(self, query: StepQuery) -> Decision:
+        """What a step of so many requests and tokens would run as, and why not otherwise. Runs nothing.
+
+        Raises:
+            ConfigError: no step can be so large.
+        """
+        graphed = self._require_open().graphed
+        return graphed.decide(query.live(self.config, graphed.config.kv_tiers))
+
     def qualify(self, *, on_key: Callable[[KeyReport], None] | None = None) -> QualificationReport:
         """Compare every captured graph with eager on made-up batches; keys that differ are quarantined.
 
@@ -330,6 +357,14 @@ class LLM:
         self.close()
 
     # --- inside --------------------------------------------------------------------------------
+
+    @staticmethod
+    def _settle_costs(executor: Executor, stored: StoredCosts, progress: ProgressReporter | None) -> None:
+        if stored.table is not None:
+            executor.graphed.use_costs(stored.table)
+        elif executor.graphed.plans:
+            with reporting(progress, "measure costs", None, "turns") as bar:
+                stored.save(measure_costs(executor, on_step=lambda: bar.advance(1)))
 
     def _run_all(
         self,

@@ -12,8 +12,28 @@ from ostinato._lazy import lazy_names
 if TYPE_CHECKING:
     from ostinato.runtime.breaks import break_graph, graph_break, jit_mark
     from ostinato.runtime.buffers import Slot, Tail, Workspace
+    from ostinato.runtime.capture import hardware_name
     from ostinato.runtime.config import GraphConfig
-    from ostinato.runtime.dispatch import Decision, ModeRequest, Reason, ResolvedMode, agree_on, resolve_mode
+    from ostinato.runtime.dispatch import (
+        HYSTERESIS,
+        BatchKind,
+        CostSample,
+        CostTable,
+        Decision,
+        ModeRequest,
+        Reason,
+        Rejection,
+        ResolvedMode,
+        StepRun,
+        StepsToTime,
+        agree_on,
+        check_costs_path,
+        compare_costs,
+        preview,
+        read_costs,
+        resolve_mode,
+        write_costs,
+    )
     from ostinato.runtime.doctor import Diagnosis, ModeOutcome, OpFinding, SuggestedBreak, diagnose
     from ostinato.runtime.graphed import Graphed
     from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch, Mode, Partition, RuntimeMode, Veto
@@ -44,10 +64,13 @@ if TYPE_CHECKING:
     from ostinato.runtime.runners import PlanInspection, ReplayView
 
 __all__ = [
+    "BatchKind",
     "CaptureSupport",
     "Case",
     "Compiler",
     "CostCurve",
+    "CostSample",
+    "CostTable",
     "Culprit",
     "Decision",
     "Diagnosis",
@@ -57,6 +80,7 @@ __all__ = [
     "GraphKey",
     "GraphPrice",
     "Graphed",
+    "HYSTERESIS",
     "KeyReport",
     "LiveBatch",
     "Mode",
@@ -69,6 +93,7 @@ __all__ = [
     "QualificationCases",
     "QualificationReport",
     "Reason",
+    "Rejection",
     "ReplayView",
     "ReservedRegions",
     "ResizeReport",
@@ -78,6 +103,8 @@ __all__ = [
     "SizeChange",
     "SizeSuggestion",
     "Slot",
+    "StepRun",
+    "StepsToTime",
     "SuggestedBreak",
     "Tail",
     "TrafficHistogram",
@@ -86,20 +113,29 @@ __all__ = [
     "Writes",
     "agree_on",
     "break_graph",
+    "check_costs_path",
+    "compare_costs",
     "diagnose",
     "graph_break",
+    "hardware_name",
     "jit_mark",
     "opaque_op",
     "plan_traffic",
+    "preview",
+    "read_costs",
     "resolve_mode",
     "sizes_to_try",
+    "write_costs",
 ]
 
 _HOMES = {
+    "BatchKind": "ostinato.runtime.dispatch",
     "CaptureSupport": "ostinato.runtime.keys",
     "Case": "ostinato.runtime.qualify",
     "Compiler": "ostinato.runtime.keys",
     "CostCurve": "ostinato.runtime.planning",
+    "CostSample": "ostinato.runtime.dispatch",
+    "CostTable": "ostinato.runtime.dispatch",
     "Culprit": "ostinato.runtime.qualify",
     "Decision": "ostinato.runtime.dispatch",
     "Diagnosis": "ostinato.runtime.doctor",
@@ -109,6 +145,7 @@ _HOMES = {
     "GraphKey": "ostinato.runtime.keys",
     "GraphPrice": "ostinato.runtime.planning",
     "Graphed": "ostinato.runtime.graphed",
+    "HYSTERESIS": "ostinato.runtime.dispatch",
     "KeyReport": "ostinato.runtime.qualify",
     "LiveBatch": "ostinato.runtime.keys",
     "Mode": "ostinato.runtime.keys",
@@ -121,6 +158,7 @@ _HOMES = {
     "QualificationCases": "ostinato.runtime.qualify",
     "QualificationReport": "ostinato.runtime.qualify",
     "Reason": "ostinato.runtime.dispatch",
+    "Rejection": "ostinato.runtime.dispatch",
     "ReplayView": "ostinato.runtime.runners",
     "ReservedRegions": "ostinato.runtime.memory",
     "ResizeReport": "ostinato.runtime.resize",
@@ -130,6 +168,8 @@ _HOMES = {
     "SizeChange": "ostinato.runtime.planning",
     "SizeSuggestion": "ostinato.runtime.planning",
     "Slot": "ostinato.runtime.buffers",
+    "StepRun": "ostinato.runtime.dispatch",
+    "StepsToTime": "ostinato.runtime.dispatch",
     "SuggestedBreak": "ostinato.runtime.doctor",
     "Tail": "ostinato.runtime.buffers",
     "TrafficHistogram": "ostinato.runtime.planning",
@@ -138,13 +178,19 @@ _HOMES = {
     "Writes": "ostinato.runtime.qualify",
     "agree_on": "ostinato.runtime.dispatch",
     "break_graph": "ostinato.runtime.breaks",
+    "check_costs_path": "ostinato.runtime.dispatch",
+    "compare_costs": "ostinato.runtime.dispatch",
     "diagnose": "ostinato.runtime.doctor",
     "graph_break": "ostinato.runtime.breaks",
+    "hardware_name": "ostinato.runtime.capture",
     "jit_mark": "ostinato.runtime.breaks",
     "opaque_op": "ostinato.runtime.opaque",
     "plan_traffic": "ostinato.runtime.planning",
+    "preview": "ostinato.runtime.dispatch",
+    "read_costs": "ostinato.runtime.dispatch",
     "resolve_mode": "ostinato.runtime.dispatch",
     "sizes_to_try": "ostinato.runtime.qualify",
+    "write_costs": "ostinato.runtime.dispatch",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -34,7 +34,19 @@ from ostinato.runtime.buffers import (
 )
 from ostinato.runtime.capture import CaptureBackend, as_device, select_backend
 from ostinato.runtime.config import GraphConfig
-from ostinato.runtime.dispatch import Decision, Dispatcher, ModeRequest, Reason, ResolvedMode, resolve_mode
+from ostinato.runtime.dispatch import (
+    CostTable,
+    Decision,
+    Dispatcher,
+    MadeUpSteps,
+    ModeRequest,
+    Reason,
+    ResolvedMode,
+    StepsToTime,
+    measure_steps,
+    resolve_mode,
+    steps_to_time,
+)
 from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch, Mode, Partition
 from ostinato.runtime.memory import Ledger
 from ostinato.runtime.nest import tensors
@@ -46,10 +58,13 @@ from ostinato.runtime.qualify import (
     QualificationReport,
     Qualifier,
     ShadowOwner,
+    Snapshot,
     Subject,
     WholeState,
     integer_ranges,
+    seeded,
     state_kept,
+    wait_for,
     written_state,
 )
 from ostinato.runtime.resize import ResizeReport, Resizing, changed_sizes
@@ -399,12 +414,18 @@ class Graphed:
         if is_planning() or is_recording():
             return self._fn(*args, **kwargs)
         self.finish_shadow()
+        return self._call(args, kwargs)
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], decision: Decision | None = None) -> Any:
+        """A step on the caller's tensors, by ``decision`` if that is made already."""
         found = self._layout.split(args, kwargs, self.device)
         live = self._live_batch(found)
-        decision = self.decide(live)
+        is_made = decision is not None
+        decision = decision or self.decide(live)
         if decision.key is not None:
             with self._lock, torch.no_grad():
-                decision = self.decide(live)  # keys may have gone while the lock was waited for
+                if not is_made:
+                    decision = self.decide(live)  # keys may have gone while the lock was waited for
                 if decision.key is not None:
                     padded = self.sizes(decision)
                     self.buffers.write(found, padded)
@@ -474,6 +495,91 @@ class Graphed:
         """
         return inspect_plan(self._captured.plan_of(key))
 
+    # --- measured costs --------------------------------------------------------------------------
+
+    @property
+    def costs(self) -> CostTable | None:
+        """The measured costs by which steps are dispatched; None: by the order of ways alone."""
+        return self._dispatcher.costs
+
+    def use_costs(self, costs: CostTable | None) -> None:
+        """Dispatch by ``costs`` from now on: of `measure`, or of `read_costs`; None goes back to the order of ways.
+
+        Ranks that share collectives must all use one table: each decides from it alone, and they must decide alike.
+        """
+        self._require_open()
+        self._dispatcher.use_costs(costs)
+
+    def measure(
+        self,
+        *,
+        steps: StepsToTime | None = None,
+        sizes: Sequence[int] | None = None,
+        budget_seconds: float = 1.0,
+        clock: Callable[[], float] = time.perf_counter,
+        on_step: Callable[[], None] | None = None,
+    ) -> CostTable:
+        """Time replays and eager runs on made-up batches, and dispatch by what they cost from now on.
+
+        Wall time with the device's work in it, so what the host spends on launches counts. State and random
+        generators are as before afterwards; nothing is counted. On CUDA not while steps are running elsewhere.
+
+        Args:
+            steps: of the caller's own; by default the batches of warm-up, with random rows.
+            sizes: only buckets of these numbers of tokens; by default the smallest, the largest and some between.
+            budget_seconds: for all of it; what each step takes five times is spent in any case.
+            clock: seconds.
+            on_step: told of each of the five turns of each step (for a progress bar).
+
+        Raises:
+            RuntimeStateError: before `capture`.
+            ConfigError: the budget is not above 0.
+        """
+        if not 0 < budget_seconds < float("inf"):
+            raise ConfigError(f"budget_seconds is {budget_seconds!r}", fix="use a number of seconds above 0")
+        self._require_captured(step="measure")
+        keys = [key for key in self.plans if self._dispatcher.usable(key)]
+        self.finish_shadow()
+        steps = steps or self._made_up_steps()
+        query_lens = () if self.config.max_num_reqs is None else self.config.uniform_query_lens
+
+        def timed(run: Callable[[], Any]) -> float:
+            wait_for(self.device)
+            began = clock()
+            run()
+            wait_for(self.device)
+            return clock() - began
+
+        original = Snapshot({**steps.state(), "(static buffers)": self.buffers.arena})
+        try:
+            with self._qualifier.without_shadow(), self._dispatcher.muted(), seeded(self.device), _no_grad():
+                todo = steps_to_time(keys, steps, query_lens=query_lens, tiers=self.config.kv_tiers, sizes=sizes)
+                costs = measure_steps(todo, steps, timed=timed, budget_seconds=budget_seconds, on_step=on_step)
+        finally:
+            original.restore()
+        self.use_costs(costs)
+        return costs
+
+    def _made_up_steps(self) -> MadeUpSteps:
+        def inputs(key: GraphKey, sizes: Sizes) -> Mapping[str, torch.Tensor]:
+            self._make_ready(key, sizes)
+            return self.buffers.views(sizes)
+
+        def call(values: Mapping[str, torch.Tensor], decision: Decision) -> Callable[[], Any]:
+            args, kwargs = self._layout.join(values)
+            return lambda: self._call(args, kwargs, decision)
+
+        return MadeUpSteps(
+            inputs=inputs,
+            sizes_of=self.key_sizes,
+            sizes=self.sizes,
+            run=self.run,
+            call=call,
+            state=self._subject().state,
+            max_num_reqs=self.config.max_num_reqs,
+            is_prepared=self._prepare is not None,
+        )
+
     # --- graph against eager -------------------------------------------------------------------
 
     def qualify(
@@ -499,8 +605,10 @@ class Graphed:
             RuntimeStateError: before `capture`, or there is no graph of a key.
             QualificationError: the callable fails on a test batch.
         """
-        has_none = keys is None and not self.keys  # mode "none": there is nothing to capture, hence nothing to say
-        self._require(_Stage.CAPTURED, *([_Stage.WARM] if has_none else []), step="qualify")
+        if keys is None:
+            self._require_captured(step="qualify")
+        else:
+            self._require(_Stage.CAPTURED, step="qualify")
         chosen = list(self.plans) if keys is None else [self._captured.plan_of(key).key for key in keys]
         return self._qualifier.qualify(chosen, cases, seed=seed, on_key=on_key)
 
@@ -636,10 +744,10 @@ class Graphed:
     def _report_drop(self, key: GraphKey, why: str) -> None:
         self._bus.emit(KeyDropped(key=str(key), reason=why))
 
-    def _make_ready(self, key: GraphKey) -> None:
+    def _make_ready(self, key: GraphKey, sizes: Sizes | None = None) -> None:
         """Safe values in all rows, and fresh metadata, before a run that no user's batch stands behind."""
         self.buffers.arena.zero_()  # fixed-shape slots have no tail to pad, and other layouts were written here
-        self.buffers.pad({NUM_TOKENS: 0, NUM_REQS: 0}, self.key_sizes(key))
+        self.buffers.pad({NUM_TOKENS: 0, NUM_REQS: 0}, sizes or self.key_sizes(key))
         if self._prepare is not None:
             self._prepare(key)
 
@@ -674,6 +782,10 @@ class Graphed:
         num_reqs = self._layout.num_rows(found, NUM_REQS)
         num_tokens = self._layout.num_rows(found, NUM_TOKENS)
         return LiveBatch(num_tokens=num_tokens or num_reqs or 0, num_reqs=num_reqs)
+
+    def _require_captured(self, *, step: str) -> None:
+        """All keys are captured, or there are none (mode "none") and nothing is left to do."""
+        self._require(_Stage.CAPTURED, *([] if self.keys else [_Stage.WARM]), step=step)
 
     def _require(self, *stages: _Stage, step: str) -> None:
         self._require_open()

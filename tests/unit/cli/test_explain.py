@@ -1,4 +1,4 @@
-"""`ostinato explain`: the modes table for a model's folder, its JSON, and bad input. No weights are read."""
+"""`ostinato explain`: the modes table for a model's folder, one step, measured costs, its JSON, and bad input."""
 
 from __future__ import annotations
 
@@ -98,6 +98,94 @@ def test_no_weights_are_needed(explained: Callable[..., dict[str, Any]], model: 
     assert explained()["resolved"]
 
 
+# --- one step ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "batch", "chosen"),
+    [
+        (["--decode", "3"], (3, 0, 3, 3), ("FULL", "PADDED", 4, 1)),
+        (["--decode", "4"], (4, 0, 4, 4), ("FULL", "EXACT", 4, 0)),
+        (["--prefill", "173"], (0, 173, 173, 1), ("PIECEWISE", "PADDED", 256, 83)),
+        (["--mixed", "12+200"], (12, 200, 212, 13), ("PIECEWISE", "PADDED", 256, 44)),
+        (["--decode", "3", "--mode", "none"], (3, 0, 3, 3), ("EAGER", "DISABLED", None, 0)),
+        (["--prefill", "9", "--mode", "full_decode_only"], (0, 9, 9, 1), ("EAGER", "NOT_UNIFORM", None, 0)),
+        (["--decode", "29", "--max-num-reqs", "32"], (29, 0, 29, 29), ("FULL", "PADDED", 32, 3)),
+        (["--decode", "3", "--draft-length", "2"], (3, 0, 9, 3), ("FULL", "PADDED", 12, 3)),
+    ],
+)
+def test_a_step_and_why_not_otherwise(
+    explained: Callable[..., dict[str, Any]], options: list[str], batch: tuple[int, ...], chosen: tuple[Any, ...]
+) -> None:
+    step = explained(*options)["step"]
+    assert tuple(step[name] for name in ("decodes", "prefill_tokens", "tokens", "requests")) == batch
+    (decision,) = step["decisions"]
+    assert decision["partition"] == "breakable"
+    assert tuple(decision[name] for name in ("runtime_mode", "reason", "bucket", "padding")) == chosen
+    first, *others = decision["candidates"]
+    assert first["why"] == "chosen" and (first["bucket"], first["padding"]) == chosen[2:]
+    assert all(row["why"] != "chosen" and row["cost_ms"] is None for row in others)
+    if chosen[0] != "EAGER":
+        assert others[-1]["candidate"] == "eager" and others[-1]["detail"] == "not measured"
+
+
+def test_people_see_the_step_and_its_candidates(ostinato_command: Command, capsys: Capture, model: str) -> None:
+    args = ["explain", "--model", model, "--load-format", "dummy", "--device", "cpu", "--mixed", "12+200"]
+    assert ostinato_command(*args) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "A step of 12 decodes and 200 prompt tokens" in out
+    assert "partition breakable: PIECEWISE because PADDED, bucket 256 (44 padded), cost not measured" in out
+    assert "NOT_UNIFORM" in out and "LATER_IN_ORDER" in out
+
+
+LIMITS = ["--max-num-reqs", "2", "--max-num-tokens", "32", "--max-model-len", "64", "--context", "9"]
+
+
+def test_costs_are_measured_kept_and_read(
+    explained: Callable[..., dict[str, Any]], ostinato_command: Command, capsys: Capture, model: str, tmp_path: Path
+) -> None:
+    costs = str(tmp_path / "costs.json")
+    found = explained("--prefill", "20", "--measure", "--partitions", "breakable,fx", "--costs", costs, *LIMITS)
+    assert [one["partition"] for one in found["step"]["decisions"]] == ["breakable", "fx"]
+    for decision in found["step"]["decisions"]:
+        priced = [row["cost_ms"] for row in decision["candidates"] if row["cost_ms"] is not None]
+        assert len(priced) >= 2 and priced[0] == decision["cost_ms"] <= 1.03 * min(priced) + 1e-4
+    ways = {way for row in found["costs"] for way in row["costs"]}
+    assert ways == {"eager", "full decode", "piecewise (breakable)", "piecewise (fx)"}
+    for row in found["costs"]:
+        assert row["costs"][row["best"]] == min(row["costs"].values())
+    # Without weights, from the file: the same decision.
+    again = explained("--prefill", "20", "--partition", "fx", "--costs", costs, *LIMITS)
+    assert "costs" not in again
+    assert again["step"]["decisions"] == [found["step"]["decisions"][1]]
+    # For people.
+    args = ["explain", "--model", model, "--load-format", "dummy", "--device", "cpu", "--measure", "--costs", costs]
+    assert ostinato_command(*args, *LIMITS) == 0
+    assert "Measured costs in ms" in capsys.readouterr().out
+
+
+def test_costs_of_another_device(
+    explained: Callable[..., dict[str, Any]], ostinato_command: Command, capsys: Capture, model: str, tmp_path: Path
+) -> None:
+    costs = tmp_path / "costs.json"
+    explained("--measure", "--costs", str(costs), *LIMITS)
+    document = json.loads(costs.read_text())
+    document["origin"]["hardware"] = "NVIDIA H200"
+    costs.write_text(json.dumps(document))
+    args = ["explain", "--model", model, "--load-format", "dummy", "--device", "cpu", "--decode", "2", *LIMITS]
+    for more in ([], ["--measure"]):
+        assert ostinato_command(*args, "--costs", str(costs), *more) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and "error OST104: " in err and "hardware NVIDIA H200, and here it is" in err
+    assert json.loads(costs.read_text()) == document
+
+
+def test_costs_that_are_not_there(ostinato_command: Command, capsys: Capture, model: str, tmp_path: Path) -> None:
+    args = ["explain", "--model", model, "--load-format", "dummy", "--device", "cpu", "--decode", "2", *LIMITS]
+    assert ostinato_command(*args, "--costs", str(tmp_path / "costs.json")) == 2
+    assert "is not there to tell costs of partition breakable" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
@@ -107,6 +195,21 @@ def test_no_weights_are_needed(explained: Callable[..., dict[str, Any]], model: 
         (["--attention", "flash"], "OST101", "unknown attention 'flash'"),
         (["--draft-length", "-1"], "OST100", "draft_length is -1"),
         (["--model", "/no/such/folder"], "OST401", "/no/such/folder"),
+        (["--decode", "0"], "OST100", "--decode is 0"),
+        (["--prefill", "-3"], "OST100", "--prefill is -3"),
+        (["--decode", "17"], "OST100", "17 requests is above max_num_reqs 16"),
+        (["--prefill", "513"], "OST100", "513 tokens is above max_num_batched_tokens 512"),
+        (["--mixed", "16+200"], "OST100", "17 requests is above max_num_reqs 16"),
+        (["--decode", "2", "--context", "9999"], "OST100", "9999 tokens of context is above max_model_len"),
+        (["--decode", "2", "--context", "0"], "OST100", "context_tokens 0"),
+        (["--mixed", "abc"], "OST100", "--mixed is 'abc'"),
+        (["--mixed", "12+"], "OST100", "--mixed is '12+'"),
+        (["--mixed", "0+5"], "OST100", "--mixed is '0+5'"),
+        (["--mixed", "12+200+1"], "OST100", "--mixed is '12+200+1'"),
+        (["--decode", "2", "--prefill", "3"], "OST100", "--decode and --prefill are two steps"),
+        (["--measure", "--draft-length", "2"], "OST100", "drafts cannot be measured"),
+        (["--partitions", "breakable,fxx"], "OST101", "unknown partition 'fxx'"),
+        (["--decode", "2", "--costs", "/no/such/folder/costs.json"], "OST100", "/no/such/folder"),
     ],
 )
 def test_bad_input(
@@ -123,7 +226,7 @@ def test_bad_input(
     assert json.loads(capsys.readouterr().out)["error"]["code"] == code
 
 
-@pytest.mark.parametrize("options", [["--draft-length", "many"], ["--no-such-option"], ["stray"]])
+@pytest.mark.parametrize("options", [["--draft-length", "many"], ["--decode", "many"], ["--no-such-option"], ["stray"]])
 def test_bad_usage(ostinato_command: Command, capsys: Capture, options: list[str]) -> None:
     assert ostinato_command("explain", *options) == 2
     assert "Traceback" not in capsys.readouterr().err

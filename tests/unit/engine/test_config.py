@@ -107,7 +107,7 @@ def test_resolution_on_a_cpu() -> None:
     assert (resolved.device, resolved.dtype, resolved.attention) == ("cpu", "float32", "torch")
     assert (resolved.max_model_len, resolved.max_num_reqs, resolved.max_num_batched_tokens) == (2048, 16, 512)
     assert set(reasons) == {
-        "device", "dtype", "full_mixed_max_tokens", "overlap", "attention", "max_model_len", "max_num_reqs",
+        "device", "dtype", "full_mixed_max_tokens", "dispatch", "overlap", "attention", "max_model_len", "max_num_reqs",
         "max_num_batched_tokens",
     }  # fmt: skip
     assert reasons["max_model_len"].startswith("2048: ")
@@ -130,7 +130,7 @@ def test_what_the_user_chose_stays_and_has_no_reason() -> None:
     chosen = EngineConfig(
         device="cuda:1", dtype="float16", attention="torch", max_model_len=100, max_num_reqs=3,
         max_num_batched_tokens=7, overlap=False, full_mixed_max_tokens=0,
-        mode="full", kv_tokens=64, seed=5,
+        mode="full", kv_tokens=64, seed=5, dispatch="order",
     )  # fmt: skip
     assert resolve_engine_config(chosen, "cuda", 4096, "bfloat16") == (chosen, {})
 

@@ -1,10 +1,14 @@
 """Scheduled batch -> tensors -> model; the one place that calls the runtime's facade."""
 
+from ostinato.engine.execution.costs import StoredCosts, measure_costs
 from ostinato.engine.execution.examine import examine_steps
 from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.loading import LoadedModel, load_model
 from ostinato.engine.execution.qualify import qualify_steps
+from ostinato.engine.execution.step_query import StepQuery
 from ostinato.runtime import (
+    CostTable,
+    Decision,
     GraphKey,
     KeyReport,
     PlanInspection,
@@ -14,6 +18,8 @@ from ostinato.runtime import (
 )
 
 __all__ = [
+    "CostTable",
+    "Decision",
     "Executor",
     "GraphKey",
     "KeyReport",
@@ -22,7 +28,10 @@ __all__ = [
     "QualificationReport",
     "ResizeReport",
     "SizeSuggestion",
+    "StepQuery",
+    "StoredCosts",
     "examine_steps",
     "load_model",
+    "measure_costs",
     "qualify_steps",
 ]

@@ -24,15 +24,10 @@ from ostinato.engine.attention import (
 )
 from ostinato.engine.execution.batch_slots import batch_slots
 from ostinato.engine.execution.batch_writer import BatchWriter
+from ostinato.engine.execution.graph_settings import graph_settings
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.execution.memory_budget import choose_kv_tokens
 from ostinato.engine.execution.shadow import EngineShadow
-from ostinato.engine.execution.sizes import (
-    MAX_CAPTURED_TOKENS,
-    decode_sizes_for,
-    kv_tiers_for,
-    token_sizes_for,
-)
 from ostinato.engine.execution.step_context import graph_metadata, live_metadata, made_up_metadata
 from ostinato.engine.kvcache import LayerCache, allocate_caches, pages_for_tokens
 from ostinato.engine.layers import FusedLinears, GreedyHead, feed_ids
@@ -41,7 +36,7 @@ from ostinato.engine.scheduler import ScheduledBatch
 from ostinato.engine.weights.cache import cache_root
 from ostinato.errors import OutOfMemoryError
 from ostinato.runtime import (
-    GraphConfig,
+    Decision,
     Graphed,
     GraphKey,
     LiveBatch,
@@ -105,7 +100,8 @@ class Executor:
             max_num_batched_tokens=config.max_num_batched_tokens,
             vocab_size=model.vocab_size,
         )
-        self._kv_tiers = kv_tiers_for(config.attention, config.max_model_len)
+        settings = graph_settings(config, loaded.device.type)
+        self._kv_tiers = settings.kv_tiers
         attention = self._attention = get_attention_backend(config.attention, loaded.device.type)
         self._planner = attention if isinstance(attention, PlanningAttentionBackend) else None
         self._model.bind_attention(fuses_rotary=self._attention.fuses_rotary)
@@ -146,9 +142,7 @@ class Executor:
         self._greedy_head = GreedyHead(max_rows=config.max_num_reqs, device=loaded.device)
         with torch.inference_mode(False):
             self._last_ids = torch.zeros(config.max_num_reqs + 1, dtype=torch.int64, device=loaded.device)
-        self._writer = BatchWriter(
-            max_num_reqs=config.max_num_reqs, max_model_len=config.max_model_len, page_size=config.page_size
-        )
+        self._writer = self._new_writer()
         self.graphed = Graphed(
             self.forward,
             slots=batch_slots(
@@ -158,26 +152,7 @@ class Executor:
                 num_pages=self.num_pages,
                 page_size=config.page_size,
             ),
-            config=GraphConfig(
-                mode=config.mode,
-                partition=config.partition,
-                compile=config.compile,
-                compile_max_tokens=config.compile_max_tokens,
-                full_mixed_max_tokens=config.full_mixed_max_tokens or 0,
-                sizes=config.token_sizes or token_sizes_for(loaded.device.type, config.max_num_batched_tokens),
-                decode_sizes=config.decode_sizes or decode_sizes_for(loaded.device.type, config.max_num_reqs),
-                max_size=config.max_num_batched_tokens,
-                max_captured_size=MAX_CAPTURED_TOKENS,
-                max_num_reqs=config.max_num_reqs,
-                kv_tiers=self._kv_tiers,
-                # Attention is given q, k, v and out, which segments write: owned, each bucket of each layer would have
-                # its own (2 GiB for 16 layers of 2,048 with the default buckets), which the cache needs more.
-                ownership="recycled",
-                outputs="view",
-                guards=config.guards,
-                shadow_every=config.shadow_every,
-                warm_up_runs=1 if loaded.device.type == "cpu" else 2,
-            ),
+            config=settings,
             device=loaded.device,
             capture_support=self._attention.capture_support,
             state=self._model,
@@ -227,7 +202,10 @@ class Executor:
         if self._has_shadow:
             with torch.inference_mode():
                 self.graphed.finish_shadow()  # before anything of the step that it looks at is overwritten
-        decision = self.graphed.decide(self._live_batch(batch))
+        return self.launch(batch, self.graphed.decide(self._live_batch(batch)))
+
+    def launch(self, batch: ScheduledBatch, decision: Decision) -> StepOutput:
+        """Launch one step by ``decision``, whose batch is ``batch``; see `execute`."""
         sizes = self.graphed.sizes(decision)
         host = self._staging.open(sizes)
         self._writer.write(host, batch)
@@ -286,6 +264,10 @@ class Executor:
             "token_sizes": sorted({key.num_tokens for key in keys if key.uniform_query_len is None}),
         }
 
+    def forget_requests(self) -> None:
+        """Remember nothing of the batches that were launched so far; none of their requests comes back."""
+        self._writer = self._new_writer()
+
     @property
     def caches(self) -> Sequence[LayerCache]:
         """The KV cache of each layer."""
@@ -341,6 +323,12 @@ class Executor:
                 graph_num_reqs=metadata.num_reqs if is_full else None,
             )
         self.enter_step(key, metadata)
+
+    def _new_writer(self) -> BatchWriter:
+        limits = self.limits
+        return BatchWriter(
+            max_num_reqs=limits.max_num_reqs, max_model_len=limits.max_model_len, page_size=limits.page_size
+        )
 
     def _with(self, metadata: AttentionMetadata) -> ForwardContext:
         return ForwardContext(metadata=metadata, caches=self._caches, backend=self._attention)

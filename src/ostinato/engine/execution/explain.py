@@ -1,17 +1,35 @@
-"""What the asked mode, partition and compiler become for a model on this machine. Loads no weights."""
+"""What the asked mode, partition and compiler become for a model on this machine, and what a step would run as.
+
+Loads no weights.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 from ostinato.engine.attention import get_attention_backend
-from ostinato.engine.config import EngineConfig
+from ostinato.engine.config import EngineConfig, resolve_engine_config
+from ostinato.engine.execution.costs import StoredCosts
+from ostinato.engine.execution.graph_settings import graph_settings
 from ostinato.engine.execution.loading import find_device
+from ostinato.engine.execution.step_query import StepQuery
 from ostinato.engine.models import ModelConfig
-from ostinato.engine.weights import ProgressReporter, resolve_model
-from ostinato.runtime import Compiler, Mode, ModeRequest, Partition, resolve_mode
+from ostinato.engine.weights import ProgressReporter, checkpoint_dtype, resolve_model
+from ostinato.errors import ConfigError
+from ostinato.runtime import (
+    Compiler,
+    CostTable,
+    Decision,
+    Mode,
+    ModeRequest,
+    Partition,
+    preview,
+    resolve_mode,
+)
 
-__all__ = ["explain_modes"]
+__all__ = ["explain_modes", "explain_step"]
 
 
 def explain_modes(
@@ -62,6 +80,35 @@ def explain_modes(
         "reasons": asked["reasons"],
         "modes": [resolve(mode.value) for mode in Mode],
     }
+
+
+def explain_step(
+    config: EngineConfig, query: StepQuery, *, draft_length: int = 0, progress: ProgressReporter | None = None
+) -> tuple[str, Decision]:
+    """How graphs are made here (`partition_name`), and what the step of ``query`` would run as, were all of them
+    captured: by the costs in the file that ``config`` names, or by the order of ways.
+
+    Raises:
+        ConfigError: the step is above a limit, or the file does not hold costs of this way to make graphs.
+        The errors of `load_model` that concern names, devices and the model's config.
+    """
+    device = find_device(config.device)
+    files = resolve_model(config.model, load_format=config.load_format, progress=progress)
+    model = ModelConfig.from_hf(files.config)
+    resolved, _ = resolve_engine_config(
+        config, "cuda" if device.type == "cuda" else "cpu", model.max_model_len, checkpoint_dtype(files)
+    )
+    settings = graph_settings(resolved, device.type)
+    if draft_length:
+        settings = dataclasses.replace(settings, uniform_query_lens=(1 + draft_length,))
+    live = query.live(resolved, settings.kv_tiers, tokens_a_decode=1 + draft_length)
+    stored = StoredCosts(resolved, device)
+    if config.costs is not None and stored.table is None:
+        there = "has no costs of" if Path(config.costs).exists() else "is not there to tell costs of"
+        raise ConfigError(f"{config.costs} {there} partition {stored.name}", fix="add --measure to measure them now")
+    support = get_attention_backend(resolved.attention, device.type).capture_support
+    costs = stored.table or CostTable()  # an empty one changes no choice, and has the later candidates listed
+    return stored.name, preview(live, settings, support=support, device_type=device.type, costs=costs)
 
 
 def _steps(mode: Mode) -> dict[str, str]:

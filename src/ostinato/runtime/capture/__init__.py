@@ -11,6 +11,7 @@ from ostinato.runtime.capture.backend import (
 from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.generation import Generation
+from ostinato.runtime.capture.hardware import hardware_name
 from ostinato.runtime.capture.select import BACKENDS, as_device, select_backend
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
     "GraphStep",
     "PoolMemory",
     "as_device",
+    "hardware_name",
     "select_backend",
 ]

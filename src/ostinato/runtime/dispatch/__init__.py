@@ -1,20 +1,40 @@
 """Choose key and mode for each step, with a reason."""
 
+from ostinato.runtime.dispatch.cost_file import check_costs_path, read_costs, write_costs
+from ostinato.runtime.dispatch.costs import BatchKind, CostSample, CostTable, compare_costs
 from ostinato.runtime.dispatch.decision import Decision, Reason, Rejection
 from ostinato.runtime.dispatch.dispatcher import Dispatcher
-from ostinato.runtime.dispatch.policy import KeyTable, choose
+from ostinato.runtime.dispatch.made_up import MadeUpSteps
+from ostinato.runtime.dispatch.measure import StepRun, StepsToTime, measure_steps, steps_to_time
+from ostinato.runtime.dispatch.policy import HYSTERESIS, KeyTable, choose, decision_for
+from ostinato.runtime.dispatch.preview import preview
 from ostinato.runtime.dispatch.ranks import agree_on
 from ostinato.runtime.dispatch.resolve import ModeRequest, ResolvedMode, resolve_mode
 
 __all__ = [
+    "HYSTERESIS",
+    "BatchKind",
+    "CostSample",
+    "CostTable",
     "Decision",
     "Dispatcher",
     "KeyTable",
+    "MadeUpSteps",
     "ModeRequest",
     "Reason",
     "Rejection",
     "ResolvedMode",
+    "StepRun",
+    "StepsToTime",
     "agree_on",
+    "check_costs_path",
     "choose",
+    "compare_costs",
+    "decision_for",
+    "measure_steps",
+    "preview",
+    "read_costs",
     "resolve_mode",
+    "steps_to_time",
+    "write_costs",
 ]

@@ -38,6 +38,10 @@ class Reason(StrEnum):
     """No graph for this number of active adapters."""
     BACKEND_SUPPORT = "BACKEND_SUPPORT"
     """The attention backend cannot run this batch inside a graph."""
+    MEASURED_SLOWER = "MEASURED_SLOWER"
+    """By measured cost, padding included, another candidate is cheaper; as the reason for a step: eager is."""
+    LATER_IN_ORDER = "LATER_IN_ORDER"
+    """Of a candidate beside the chosen one: not measured, or not cheaper by more than the hysteresis."""
     VETOED = "VETOED"
     """The batch forbids it for this step; the rejection says why."""
     DISABLED = "DISABLED"
@@ -46,11 +50,16 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A better candidate that was not taken: which kind of graph, and why."""
+    """A candidate that was not taken: which kind of graph, and why.
+
+    ``key`` and ``cost_ms`` (expected, padding included) are set where a usable candidate lost by cost.
+    """
 
     candidate: str
     reason: Reason
     detail: str = ""
+    key: GraphKey | None = None
+    cost_ms: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: names are made once, and a decision serves many steps
@@ -58,7 +67,8 @@ class Decision:
     """The outcome of dispatch for one live batch.
 
     ``key`` is None for EAGER. ``padded_tokens`` and ``padded_reqs`` are the sizes that will be executed.
-    ``alternatives`` lists the candidates that come before the chosen one, with the reason against each.
+    ``alternatives`` lists the candidates that come before the chosen one, with the reason against each; where costs
+    were measured, those after it too. ``cost_ms`` is the expected time of the step, None where it was not measured.
     """
 
     runtime_mode: RuntimeMode
@@ -68,6 +78,7 @@ class Decision:
     padded_tokens: int
     padded_reqs: int | None
     alternatives: tuple[Rejection, ...] = ()
+    cost_ms: float | None = None
 
     @cached_property
     def bucket(self) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from ostinato.errors import InputSpecError, RuntimeStateError
+from ostinato.runtime.dispatch.costs import CostTable
 from ostinato.runtime.dispatch.decision import Decision, Reason
 from ostinato.runtime.dispatch.policy import KeyTable, choose
 from ostinato.runtime.keys import GraphKey, LiveBatch
@@ -36,6 +40,8 @@ class Dispatcher:
         self._max_padding = max_padding
         self._failures_to_quarantine = failures_to_quarantine
         self._num_failed: dict[GraphKey, int] = {}  # in a row
+        self._costs: CostTable | None = None
+        self._is_muted = False
         self._cache: dict[LiveBatch, Decision] = {}
         self._tell_planned()
 
@@ -55,11 +61,14 @@ class Dispatcher:
             _check_sizes(live)
             if len(self._cache) >= _CACHE_LIMIT:
                 self._cache.clear()
-            decision = self._cache[live] = choose(live, self._table, max_padding=self._max_padding)
+            decision = choose(live, self._table, max_padding=self._max_padding, costs=self._costs)
+            self._cache[live] = decision
         return decision
 
     def record(self, decision: Decision, launch_seconds: float = 0.0) -> None:
         """Report that a step ran by ``decision``, which took so long on the host."""
+        if self._is_muted:
+            return
         if self._num_failed and decision.key is not None:
             self._num_failed.pop(decision.key, None)
         mode, bucket, reason = decision.labels
@@ -77,6 +86,29 @@ class Dispatcher:
                 launch_seconds=launch_seconds,
             )
         )
+
+    @property
+    def costs(self) -> CostTable | None:
+        """The measured costs that decide, if any do."""
+        return self._costs
+
+    def use_costs(self, costs: CostTable | None) -> None:
+        """Decide by ``costs`` from now on; None: by the order alone."""
+        self._costs = costs
+        self._cache.clear()
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Report no step meanwhile: those that measure are nobody's."""
+        self._is_muted = True
+        try:
+            yield
+        finally:
+            self._is_muted = False
+
+    def usable(self, key: GraphKey) -> bool:
+        """Whether nothing stands against ``key``."""
+        return key not in self._table.blocked
 
     def record_failure(self, key: GraphKey, error: Exception) -> None:
         """A replay of ``key`` raised: once too often in a row, and the key is quarantined. What is the fault of the

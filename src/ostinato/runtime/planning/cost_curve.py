@@ -19,12 +19,14 @@ class CostCurve:
 
     Args:
         measured: size -> time of a step, any unit; at least one, sizes from 1 on, times above 0.
+        keeps_dips: exact at every measured size instead, also where a larger one is faster. For choosing among
+            buckets that are captured already, where a faster one is faster whatever the reason.
 
     Raises:
         ConfigError: a size or time that is none; it names the entry.
     """
 
-    def __init__(self, measured: Mapping[Any, Any]) -> None:
+    def __init__(self, measured: Mapping[Any, Any], *, keeps_dips: bool = False) -> None:
         points: dict[int, float] = {}
         for size, value in measured.items():
             try:
@@ -41,7 +43,8 @@ class CostCurve:
         self._sizes = sorted(points)
         self._costs: list[float] = []
         for size in self._sizes:
-            self._costs.append(max(points[size], self._costs[-1] if self._costs else 0.0))
+            floor = self._costs[-1] if self._costs and not keeps_dips else 0.0
+            self._costs.append(max(points[size], floor))
 
     def __call__(self, size: int) -> float:
         """Time of a step in a bucket of ``size``."""
@@ -49,9 +52,12 @@ class CostCurve:
         at = bisect_left(sizes, size)
         if at == 0:
             return costs[0]
+        if at < len(sizes) and sizes[at] == size:
+            return costs[at]  # exact, which interpolation is up to rounding
         if at == len(sizes):
             if at == 1:
                 return costs[0]
             at -= 1  # past the last: the last slope goes on
         low, high = sizes[at - 1], sizes[at]
-        return costs[at - 1] + (costs[at] - costs[at - 1]) * (size - low) / (high - low)
+        cost = costs[at - 1] + (costs[at] - costs[at - 1]) * (size - low) / (high - low)
+        return cost if size <= high else max(cost, costs[-1])  # after a dip the last slope would lead below 0

@@ -6,7 +6,8 @@ compared, and how, stands in the files beside it. Owned by `Graphed`, whose publ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -89,6 +90,15 @@ class Qualifier:
                 verdict = self.shadow.finish()
             if verdict is not None:
                 self._quarantine(verdict.key, found_by="shadow", what=verdict.what, where=verdict.where)
+
+    @contextmanager
+    def without_shadow(self) -> Iterator[None]:
+        """Look at no step meanwhile."""
+        shadow, self.shadow = self.shadow, None
+        try:
+            yield
+        finally:
+            self.shadow = shadow
 
     def drop(self) -> None:
         """The graphs are gone: forget the step that was kept."""

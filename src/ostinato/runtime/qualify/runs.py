@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["seeded", "timed"]
+__all__ = ["seeded", "timed", "wait_for"]
 
 _SEED: Final = 20261129
 _NUM_TIMED: Final = {"cuda": 5}  # elsewhere 1: a simulated replay costs what the step costs
@@ -37,14 +37,15 @@ def timed(run: Callable[[], Any], device: torch.device, *, restore: Callable[[],
         if number:
             restore()
         with seeded(device):
-            _wait(device)
+            wait_for(device)
             began = time.perf_counter()
             result = run()
-            _wait(device)
+            wait_for(device)
         seconds.append(time.perf_counter() - began)
     return result, min(seconds)
 
 
-def _wait(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Wait until ``device`` has done all that it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

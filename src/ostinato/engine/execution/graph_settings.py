@@ -1,0 +1,34 @@
+"""The runtime's settings for an engine's: one pure function, so that `explain` decides as the executor does."""
+
+from __future__ import annotations
+
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.execution.sizes import MAX_CAPTURED_TOKENS, decode_sizes_for, kv_tiers_for, token_sizes_for
+from ostinato.runtime import GraphConfig
+
+__all__ = ["graph_settings"]
+
+
+def graph_settings(config: EngineConfig, device_type: str) -> GraphConfig:
+    """What `Graphed` is given for ``config``, which is resolved."""
+    assert config.max_num_reqs and config.max_num_batched_tokens and config.max_model_len, "resolved"
+    return GraphConfig(
+        mode=config.mode,
+        partition=config.partition,
+        compile=config.compile,
+        compile_max_tokens=config.compile_max_tokens,
+        full_mixed_max_tokens=config.full_mixed_max_tokens or 0,
+        sizes=config.token_sizes or token_sizes_for(device_type, config.max_num_batched_tokens),
+        decode_sizes=config.decode_sizes or decode_sizes_for(device_type, config.max_num_reqs),
+        max_size=config.max_num_batched_tokens,
+        max_captured_size=MAX_CAPTURED_TOKENS,
+        max_num_reqs=config.max_num_reqs,
+        kv_tiers=kv_tiers_for(config.attention, config.max_model_len),
+        # Attention is given q, k, v and out, which segments write: owned, each bucket of each layer would have its own
+        # (2 GiB for 16 layers of 2,048 with the default buckets), which the cache needs more.
+        ownership="recycled",
+        outputs="view",
+        guards=config.guards,
+        shadow_every=config.shadow_every,
+        warm_up_runs=1 if device_type == "cpu" else 2,
+    )

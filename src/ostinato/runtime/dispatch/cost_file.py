@@ -1,0 +1,96 @@
+"""Files of measured costs: whole or not at all, and only where they were measured. No torch.
+
+A file holds what its times hold for (``origin``: hardware, model, dtype, versions), one `CostTable` by name for each
+way to make piecewise graphs that was measured there and, for people, the best way at each size. Called by the engine,
+and by users of the runtime.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ostinato.errors import ConfigError, ForeignCostsError
+from ostinato.runtime.dispatch.costs import CostTable, compare_costs
+
+__all__ = ["check_costs_path", "read_costs", "write_costs"]
+
+
+def read_costs(path: Path | str, *, origin: Mapping[str, str]) -> dict[str, CostTable]:
+    """All tables of the file at ``path``, by name.
+
+    Args:
+        origin: what the costs must hold for: the facts of this device, model and installation, by name.
+
+    Raises:
+        ConfigError: the file cannot be read, or is no such file.
+        ForeignCostsError: it was measured elsewhere; the message names the first fact that differs, there and here.
+    """
+    document = _read(Path(path))
+    found, tables = document.get("origin"), document.get("tables")
+    if not isinstance(found, dict) or not isinstance(tables, dict):
+        raise ConfigError(
+            f"{path} is no file of measured costs: it has no origin and tables", fix="name another file, or remove it"
+        )
+    for fact in {**origin, **found}:
+        there, here = found.get(fact), origin.get(fact)
+        if there != here:
+            raise ForeignCostsError(
+                f"{path} was measured with {fact} {there or 'unknown'}, and here it is {here or 'unknown'}",
+                fix="name another file, and it is measured and written here",
+                expected=here,
+                got=there,
+            )
+    return {name: CostTable.from_dict(entries) for name, entries in tables.items()}
+
+
+def write_costs(path: Path | str, tables: Mapping[str, CostTable], *, origin: Mapping[str, str]) -> None:
+    """Write ``tables`` to ``path``, with today's date; an older file is replaced at once and whole.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    path = Path(path)
+    document = {
+        "origin": dict(origin),
+        "date": datetime.date.today().isoformat(),
+        "tables": {name: table.to_dict() for name, table in tables.items()},
+        "best": [{name: row[name] for name in ("batches", "tokens", "best")} for row in compare_costs(tables)],
+    }
+    try:
+        handle, staged = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(json.dumps(document, indent=1) + "\n")
+            os.replace(staged, path)
+        except BaseException:
+            os.unlink(staged)
+            raise
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def check_costs_path(path: Path | str) -> None:
+    """Raise `ConfigError` if no file could be written at ``path``: better told before minutes of measuring."""
+    path = Path(path)
+    if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+        raise _unwritable(path, "it is a folder" if path.is_dir() else f"no files can be made in {path.parent}")
+
+
+def _unwritable(path: Path, why: object) -> ConfigError:
+    return ConfigError(f"{path} cannot be written: {why}", fix="name a file in a folder that can be written")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", fix="name a readable JSON file") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}", fix="mend the file, or remove it") from error
+    return document if isinstance(document, dict) else {}

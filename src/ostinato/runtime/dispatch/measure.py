@@ -1,0 +1,181 @@
+"""Measuring a `CostTable`: which steps to time, and how. No torch: the steps and the clock come from outside.
+
+All steps are timed in turns, there and back again, so that a drift of the machine's clock hits all alike. Called by
+`Graphed.measure`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
+
+from ostinato.runtime.dispatch.costs import BatchKind, CostSample, CostTable, way_of
+from ostinato.runtime.dispatch.decision import Decision
+from ostinato.runtime.dispatch.policy import decision_for
+from ostinato.runtime.keys import GraphKey, LiveBatch, RuntimeMode
+
+__all__ = ["StepRun", "StepsToTime", "TimedStep", "measure_steps", "spaced", "steps_to_time"]
+
+_MOST_APART: Final = 1.5
+"""Ratio of neighbouring sizes that are measured. Between them costs are taken to be linear."""
+_ROUNDS: Final = 4
+"""Even: the middle of as many times there as back again is the same for all under a steady drift."""
+_MOST_REPEATS: Final = 24
+
+
+class StepRun(NamedTuple):
+    """A step that can be run again and again."""
+
+    ready: Callable[[], None]
+    """Puts its inputs where it finds them. Not timed; called before each turn."""
+    run: Callable[[], Any]
+    """The whole step as serving does it, from inputs on the host's side of the work to launched outputs."""
+
+
+class StepsToTime(Protocol):
+    """Made-up steps of whoever knows what a step is."""
+
+    def live(self, kind: BatchKind, key: GraphKey) -> LiveBatch | None:
+        """The fullest batch of ``kind`` that ``key`` holds; None if it can hold none, or none can be made up."""
+        ...
+
+    def step(self, decision: Decision, like: GraphKey) -> StepRun:
+        """A step by ``decision``, whose batch is `live` of ``like``."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """Every tensor that these steps write, by name: it is put back afterwards."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedStep:
+    """One step to time: a batch by a key, or eagerly (``decision.key`` is None)."""
+
+    kind: BatchKind
+    decision: Decision
+    like: GraphKey
+    """The key that the batch was made for."""
+
+    @property
+    def size(self) -> int:
+        """What its cost is filed under: tokens of the bucket, or live tokens of an eager step."""
+        return self.decision.padded_tokens
+
+
+def steps_to_time(
+    keys: Iterable[GraphKey],
+    steps: StepsToTime,
+    *,
+    query_lens: Sequence[int],
+    tiers: Sequence[int] | None,
+    sizes: Sequence[int] | None = None,
+) -> list[TimedStep]:
+    """What to time, smallest first; the ways to run one size stand together.
+
+    Args:
+        keys: those that may be used.
+        query_lens: tokens that a request brings in uniform decode; empty if the callable knows no requests.
+        tiers: KV tiers, if keys have any.
+        sizes: only buckets of these numbers of tokens. None: the smallest, the largest, and some between.
+    """
+    keys = [key for key in keys if not key.num_active_loras and not key.variant]
+    has_mixed_tiers = any(key.kv_tier is not None and key.uniform_query_len is None for key in keys)
+    kinds = [BatchKind(kv_tier=tier) for tier in (tiers or (None,) if has_mixed_tiers else (None,))]
+    kinds += [BatchKind(uniform_query_len=n, kv_tier=tier) for n in query_lens for tier in tiers or (None,)]
+    found: dict[tuple[BatchKind, str, int], TimedStep] = {}
+    for kind in kinds:
+        for way in dict.fromkeys(way_of(key) for key in keys):
+            lives = _lives([key for key in keys if way_of(key) == way and _serves(key, kind)], kind, steps)
+            for key in _sampled(list(lives), sizes):
+                live = lives[key]
+                for taken in (key, None):
+                    step = TimedStep(kind=kind, decision=decision_for(live, taken), like=key)
+                    found.setdefault((kind, way_of(taken), step.size), step)
+    return sorted(found.values(), key=lambda step: step.size)
+
+
+def measure_steps(
+    todo: Sequence[TimedStep],
+    steps: StepsToTime,
+    *,
+    timed: Callable[[Callable[[], Any]], float],
+    budget_seconds: float,
+    on_step: Callable[[], None] | None = None,
+) -> CostTable:
+    """Time every step of ``todo`` several times over.
+
+    Args:
+        timed: seconds of one call, the device's work included.
+        budget_seconds: to spend on all of them. Each is run once to get warm and four times to be timed, at whatever
+            price; what is left buys repeats, the same time for each, so that short steps have more.
+        on_step: told of each turn, five for each step in all (for a progress bar).
+    """
+    runs = [steps.step(step.decision, step.like) for step in todo]
+    seconds: list[list[float]] = [[] for _ in todo]
+    repeats: list[int] = []
+
+    def turn(at: int, count: int) -> list[float]:
+        runs[at].ready()
+        found = [timed(runs[at].run) for _ in range(count)]
+        if on_step is not None:
+            on_step()
+        return found
+
+    share = budget_seconds / max(len(todo), 1)
+    for at in range(len(todo)):
+        (warm,) = turn(at, 1)
+        affordable = share / warm if warm > 0 else _MOST_REPEATS
+        repeats.append(max(1, round(min(affordable, _MOST_REPEATS) / _ROUNDS)))
+    for number in range(_ROUNDS):
+        order = range(len(todo)) if number % 2 else reversed(range(len(todo)))
+        for at in order:
+            seconds[at] += turn(at, repeats[at])
+    return CostTable(tuple(_sample(step, found) for step, found in zip(todo, seconds, strict=True)))
+
+
+def spaced(sizes: Sequence[int], *, ratio: float = _MOST_APART) -> list[int]:
+    """The smallest and the largest of ``sizes``, and between them as few as leave no two further apart than ``ratio``
+    times, where ``sizes`` are that dense."""
+    ordered = sorted(set(sizes))
+    kept = ordered[:1]
+    for size, following in zip(ordered[1:], [*ordered[2:], None], strict=False):
+        if following is None or following > ratio * kept[-1]:
+            kept.append(size)
+    return kept
+
+
+def _lives(keys: Iterable[GraphKey], kind: BatchKind, steps: StepsToTime) -> dict[GraphKey, LiveBatch]:
+    """Smallest first, the fullest batch of each key; none for a key that holds no more than a smaller one."""
+    found: dict[GraphKey, LiveBatch] = {}
+    for key in sorted(keys, key=lambda key: key.num_tokens):
+        live = steps.live(kind, key)
+        if live is not None and live not in found.values():
+            found[key] = live
+    return found
+
+
+def _sampled(keys: Sequence[GraphKey], sizes: Sequence[int] | None) -> list[GraphKey]:
+    chosen = spaced([key.num_tokens for key in keys]) if sizes is None else sizes
+    return [key for key in keys if key.num_tokens in chosen]
+
+
+def _serves(key: GraphKey, kind: BatchKind) -> bool:
+    """Whether a batch of ``kind`` may run by ``key``, and its cost belongs there."""
+    if key.uniform_query_len not in (None, kind.uniform_query_len):
+        return False
+    return key.runtime_mode is RuntimeMode.PIECEWISE or key.kv_tier in (None, kind.kv_tier)
+
+
+def _sample(step: TimedStep, seconds: Sequence[float]) -> CostSample:
+    middle = statistics.median(seconds)
+    first, _, third = statistics.quantiles(seconds, n=4, method="inclusive")
+    return CostSample(
+        kind=step.kind,
+        way=way_of(step.decision.key),
+        size=step.size,
+        ms=max(middle, 1e-9) * 1e3,  # a clock may be too coarse for a step that does nothing
+        spread=(third - first) / middle if middle else 0.0,
+    )

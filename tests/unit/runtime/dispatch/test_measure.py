@@ -1,0 +1,183 @@
+"""What is timed, in which turns, and what becomes of the times. Steps and clock are scripted."""
+
+import itertools
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ostinato.runtime import BatchKind, GraphConfig, StepRun
+from ostinato.runtime.dispatch import measure_steps, steps_to_time
+from ostinato.runtime.dispatch.measure import spaced
+from ostinato.runtime.keys import GraphKey, LiveBatch, Mode, RuntimeMode
+from ostinato.runtime.planning import plan_keys, token_ladder
+
+DECODE = BatchKind(uniform_query_len=1)
+
+
+class Scripted:
+    """`StepsToTime` whose steps take what ``seconds(decision)`` says, on a clock of its own."""
+
+    def __init__(self, seconds=lambda decision: 1e-3, max_num_reqs=8):
+        self.seconds = seconds
+        self.max_num_reqs = max_num_reqs
+        self.now = 0.0
+        self.log = []
+
+    def live(self, kind, key):
+        if kind.uniform_query_len is None:
+            return LiveBatch(num_tokens=key.num_tokens, num_reqs=1, context_tokens=kind.kv_tier)
+        n = min(key.num_tokens, key.num_reqs or self.max_num_reqs, self.max_num_reqs)
+        return LiveBatch(num_tokens=n, num_reqs=n, uniform_query_len=1, context_tokens=kind.kv_tier)
+
+    def step(self, decision, like):
+        def run():
+            self.log.append((decision.runtime_mode.value, decision.padded_tokens))
+            self.now += self.seconds(decision)
+
+        return StepRun(lambda: self.log.append("ready"), run)
+
+    def state(self):
+        return {}
+
+    def timed(self, run):
+        began = self.now
+        run()
+        return self.now - began
+
+
+def todo(steps, *, sizes=None, tiers=None, config=None, mode=Mode.FULL_AND_PIECEWISE, **more):
+    config = config or GraphConfig(sizes=(4, 8, 16), decode_sizes=(1, 2, 8), max_num_reqs=8, kv_tiers=tiers)
+    keys = plan_keys(config, mode, max_size=16, **more)
+    return steps_to_time(keys, steps, query_lens=(1,), tiers=tiers, sizes=sizes)
+
+
+def named(found):
+    return {
+        (str(step.kind), step.decision.runtime_mode.value, step.size, step.decision.live.num_tokens) for step in found
+    }
+
+
+def test_every_way_at_every_size_and_eager_at_the_live_size():
+    assert named(todo(Scripted())) == {
+        *(("mixed", mode, n, n) for mode in ("PIECEWISE", "EAGER") for n in (4, 8, 16)),
+        *(("decode", "FULL", n, n) for n in (1, 2, 8)),
+        *(("decode", "PIECEWISE", n, n) for n in (4, 8)),
+        *(("decode", "EAGER", n, n) for n in (1, 2, 4, 8)),
+    }
+
+
+def test_sizes_that_are_named_are_the_only_ones():
+    assert {step.size for step in todo(Scripted(), sizes=(8,))} == {8}
+
+
+def test_tiers_are_measured_apart_and_where_graphs_have_them():
+    found = named(todo(Scripted(), tiers=(16, 64)))
+    decodes = {kind for kind, mode, *_ in found if mode == "FULL"}
+    assert decodes == {"decode kv_tier=16", "decode kv_tier=64"}
+    assert {kind for kind, *_ in found if kind.startswith("mixed")} == {"mixed"}
+
+
+def test_a_batch_that_cannot_be_made_up_is_left_out():
+    steps = Scripted()
+    original = steps.live
+    steps.live = lambda kind, key: None if kind == DECODE else original(kind, key)
+    assert {kind for kind, *_ in named(todo(steps))} == {"mixed"}
+
+
+def test_the_same_batch_is_timed_eagerly_once():
+    found = [(s.kind, s.decision.runtime_mode, s.size) for s in todo(Scripted())]
+    assert len(found) == len(set(found))
+
+
+def test_the_table_holds_the_middle_of_the_times():
+    times = {"EAGER": [9.0, 3.0, 1.0, 2.0, 2.0], "PIECEWISE": [9.0, 4.0, 5.0, 6.0, 5.0]}  # the first run gets it warm
+    steps = Scripted(lambda decision: times[decision.runtime_mode.value].pop(0) * 1e-3)
+    config = GraphConfig(sizes=(4,), max_num_reqs=8)
+    keys = plan_keys(config, Mode.PIECEWISE, max_size=16)
+    chosen = steps_to_time(keys, steps, query_lens=(), tiers=None)
+    table = measure_steps(chosen, steps, timed=steps.timed, budget_seconds=1e-3)
+    live = LiveBatch(num_tokens=4, num_reqs=1)
+    assert table.cost_ms(live, None) == pytest.approx(2.0)
+    assert table.cost_ms(live, keys[0]) == pytest.approx(5.0)
+    assert [s.spread for s in table.samples] == [pytest.approx(0.5 / 5.0), pytest.approx(0.5 / 2.0)]
+
+
+def test_steps_take_turns_there_and_back():
+    steps = Scripted()
+    chosen = todo(steps)
+    measure_steps(chosen, steps, timed=steps.timed, budget_seconds=1e-9)
+    runs = [entry for entry in steps.log if entry != "ready"]
+    once = [(s.decision.runtime_mode.value, s.size) for s in chosen]
+    assert runs == once + (once[::-1] + once) * 2
+    assert steps.log.count("ready") == len(runs), "each turn has its inputs put in place"
+
+
+def test_a_drift_of_the_clock_hits_all_alike():
+    """A machine that slows down by half while it is measured: eager and graph, equal at first, come out equal."""
+    steps = Scripted()
+    steps.seconds = lambda decision: 1e-3 * (1 + len(steps.log) / 400)
+    chosen = todo(steps)
+    table = measure_steps(chosen, steps, timed=steps.timed, budget_seconds=1e-9)
+    costs = [sample.ms for sample in table.samples]
+    assert steps.now / len(chosen) / 5 > 1.1e-3, "it did slow down"
+    assert max(costs) / min(costs) < 1.001
+
+
+@pytest.mark.parametrize(("budget", "most"), [(1e-9, 5), (1.0, 25)])
+def test_the_budget_buys_repeats(budget, most):
+    steps = Scripted()
+    chosen = todo(steps)
+    turns = []
+    measure_steps(chosen, steps, timed=steps.timed, budget_seconds=budget, on_step=lambda: turns.append(1))
+    assert steps.log.count(("FULL", 1)) == most
+    assert len(turns) == 5 * len(chosen)
+
+
+def test_short_steps_get_more_of_it():
+    steps = Scripted(lambda decision: 1e-4 * decision.padded_tokens**2)
+    measure_steps(todo(steps), steps, timed=steps.timed, budget_seconds=0.1)
+    assert steps.log.count(("FULL", 1)) > 3 * steps.log.count(("EAGER", 16)) >= 15
+
+
+def test_a_clock_too_coarse_for_a_step_gives_a_cost_all_the_same():
+    steps = Scripted(lambda decision: 0.0)
+    table = measure_steps(todo(steps), steps, timed=steps.timed, budget_seconds=1.0)
+    assert all(sample.ms > 0 and sample.spread == 0 for sample in table.samples)
+
+
+def test_nothing_to_time_is_an_empty_table():
+    steps = Scripted()
+    assert measure_steps([], steps, timed=steps.timed, budget_seconds=1.0).samples == ()
+
+
+def test_keys_for_adapters_and_variants_are_left_out():
+    key = GraphKey(runtime_mode=RuntimeMode.PIECEWISE, num_tokens=4, variant="draft")
+    assert steps_to_time([key], Scripted(), query_lens=(1,), tiers=None) == []
+
+
+@given(st.sets(st.integers(1, 5000), min_size=1, max_size=60))
+def test_spaced_sizes(sizes):
+    kept, ordered = spaced(sorted(sizes)), sorted(sizes)
+    assert (kept[0], kept[-1]) == (ordered[0], ordered[-1])
+    assert set(kept) <= sizes and kept == sorted(set(kept))
+    for low, high in itertools.pairwise(kept):
+        between = [size for size in ordered if low < size < high]
+        assert high <= 1.5 * low or all(size <= 1.5 * low for size in between)
+    assert all(c > 1.5 * a for a, c in zip(kept, kept[2:], strict=False)), "as few as that"
+
+
+def test_a_dense_ladder_is_thinned():
+    ladder = token_ladder(2048)
+    assert len(spaced(ladder)) < 0.7 * len(ladder)
+    ratios = [b / a for a, b in zip(spaced(ladder), spaced(ladder)[1:], strict=False)]
+    assert statistics.median(ratios) < 2
+
+
+def test_a_bucket_that_holds_no_more_than_a_smaller_one_is_not_timed():
+    steps = Scripted(max_num_reqs=3)
+    config = GraphConfig(sizes=(4, 8, 16), max_num_reqs=3)
+    keys = plan_keys(config, Mode.PIECEWISE, max_size=16)
+    found = named(steps_to_time(keys, steps, query_lens=(1,), tiers=None))
+    assert {row for row in found if row[0] == "decode"} == {("decode", "PIECEWISE", 4, 3), ("decode", "EAGER", 3, 3)}

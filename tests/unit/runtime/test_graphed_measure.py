@@ -1,0 +1,217 @@
+"""`Graphed.measure`: times every way, decides by them, and leaves everything else as it was."""
+
+import pytest
+import torch
+
+from ostinato.errors import ClosedError, ConfigError, RuntimeStateError
+from ostinato.runtime import (
+    BatchKind,
+    CostSample,
+    CostTable,
+    GraphConfig,
+    Graphed,
+    LiveBatch,
+    Reason,
+    RuntimeMode,
+    Slot,
+    graph_break,
+)
+from ostinato.telemetry import MemorySink, StepDispatched
+
+X = torch.ones(8, 2)
+
+
+class Clock:
+    """Seconds that only the callable and its replays move: eager steps by ``eager``, replays by ``replay``."""
+
+    def __init__(self, monkeypatch, *, eager, replay):
+        self.now = 0.0
+        self.ways = []
+        original = Graphed._call
+
+        def call(graphed, args, kwargs, decision=None):
+            self.ways.append((decision.runtime_mode.value, decision.padded_tokens))
+            self.now += (eager if decision.key is None else replay)(decision.padded_tokens)
+            return original(graphed, args, kwargs, decision)
+
+        monkeypatch.setattr(Graphed, "_call", call)
+
+    def __call__(self):
+        return self.now
+
+
+def test_the_cheapest_way_by_a_scripted_clock(ready, monkeypatch):
+    """Replays are free of launches and pay for padding: 3 rows in the bucket of 4 pay, 5 rows in that of 8 do not."""
+    graphed = ready(lambda x: x * 2, X, mode="full", sizes=(4, 8))
+    with monkeypatch.context() as patch:
+        clock = Clock(patch, eager=lambda n: 4e-3 + n * 1e-3, replay=lambda n: n * 1.25e-3)
+        table = graphed.measure(clock=clock)
+    assert set(clock.ways) == {("FULL", 4), ("FULL", 8), ("EAGER", 4), ("EAGER", 8)}
+    assert graphed.costs is table
+    key = {key.num_tokens: key for key in graphed.keys}
+    live = {n: LiveBatch(num_tokens=n) for n in range(1, 9)}
+    assert table.cost_ms(live[4], key[4]) == pytest.approx(5.0)
+    assert table.cost_ms(live[5], key[8]) == pytest.approx(10.0)
+    assert table.cost_ms(live[6], None) == pytest.approx(10.0)
+    decisions = {n: graphed.explain(torch.ones(n, 2)) for n in live}
+    assert [decisions[n].key and decisions[n].key.num_tokens for n in live] == [4, 4, 4, 4, None, 8, 8, 8]
+    assert decisions[5].reason is Reason.MEASURED_SLOWER
+    assert graphed(torch.ones(5, 2)).eq(2).all() and graphed(torch.ones(7, 2)).eq(2).all()
+    assert graphed.counters.by_reason == {"MEASURED_SLOWER": 1, "PADDED": 1}
+    graphed.use_costs(None)
+    assert graphed.explain(torch.ones(5, 2)).key == key[8]
+
+
+def test_a_real_clock_measures_every_way(ready):
+    graphed = ready(lambda x: x * 2, X, mode="full", sizes=(1, 2, 4, 8))
+    table = graphed.measure(budget_seconds=0.02)
+    assert {(s.way, s.size) for s in table.samples} == {(w, n) for w in ("eager", "full graph") for n in (1, 2, 4, 8)}
+    assert all(0 < s.ms < 1000 and s.spread >= 0 for s in table.samples)
+    for n in range(1, 9):
+        decision = graphed.explain(torch.ones(n, 2))
+        costs = [decision.cost_ms, *(r.cost_ms for r in decision.alternatives if r.cost_ms is not None)]
+        assert decision.cost_ms <= 1.03 * min(costs)
+
+
+class Counts(torch.nn.Module):
+    """Writes into its own state at each step, and draws random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x):
+        self.seen.add_(1.0)
+        return stretch(x + 0 * torch.rand(2)) + self.seen[0]
+
+
+@graph_break
+def stretch(x):
+    return x * 2
+
+
+@pytest.mark.parametrize("mode", ["full", "piecewise"])
+def test_everything_is_as_before(mode):
+    sink, module = MemorySink(), Counts()
+    config = GraphConfig(mode=mode, sizes=(4, 8))
+    with Graphed(module, example=(X,), config=config, state=module, sinks=[sink]) as graphed:
+        graphed.warm_up().capture()
+        graphed(torch.ones(3, 2))
+        seen, arena = module.seen.clone(), graphed.buffers.arena.clone()
+        counted, events, random = graphed.counters.snapshot(), len(sink.events), torch.get_rng_state()
+        graphed.measure(budget_seconds=0.01)
+        assert torch.equal(module.seen, seen) and torch.equal(graphed.buffers.arena, arena)
+        assert torch.equal(torch.get_rng_state(), random)
+        assert graphed.counters.snapshot() == counted and len(sink.events) == events, "measuring is nobody's step"
+        graphed.use_costs(None)
+        assert graphed(torch.ones(3, 2)).eq(2 + seen[0] + 1).all()
+        assert [type(event) for event in list(sink.events)[events:]] == [StepDispatched]
+
+
+def test_a_step_that_fails_leaves_state_and_choice_as_they_were():
+    module = Counts()
+    with Graphed(module, example=(X,), config=GraphConfig(mode="full", sizes=(4,)), state=module) as graphed:
+        graphed.warm_up().capture()
+        seen = module.seen.clone()
+
+        def fails():
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            graphed.measure(on_step=fails)
+        assert torch.equal(module.seen, seen) and graphed.costs is None
+        graphed(torch.ones(3, 2))
+        assert graphed.counters.steps == 1, "steps are counted again"
+
+
+def test_the_shadow_looks_at_no_measured_step(ready):
+    graphed = ready(lambda x: x * 2, X, mode="full", sizes=(4,), shadow_every=1)
+    shadow = graphed._qualifier.shadow
+    graphed.measure(budget_seconds=0.01)
+    assert graphed._qualifier.shadow is shadow and shadow.num_compared == 0
+    graphed.finish_shadow()
+    assert shadow.num_compared == 0
+
+
+def test_a_quarantined_key_is_not_measured(ready):
+    graphed = ready(lambda x: x * 2, X, mode="full", sizes=(4, 8))
+    key = next(key for key in graphed.keys if key.num_tokens == 4)
+    graphed._dispatcher.quarantine(key, found_by="test", what="planted", where="")
+    assert {s.size for s in graphed.measure(budget_seconds=0.01).samples} == {8}
+
+
+def prepared(fn, told, **config):
+    slots = {
+        "x": Slot(shape=(None, 2), dtype=torch.float32),
+        "lens": Slot(shape=(None,), dtype=torch.int32, axis="num_reqs"),
+    }
+    settings = {"mode": "full_and_piecewise", "sizes": (4, 8), "decode_sizes": (2, 4), "max_num_reqs": 4, **config}
+    return Graphed(fn, slots=slots, config=GraphConfig(**settings), prepare=told)
+
+
+def test_a_callable_with_metadata_runs_on_its_buffers_at_the_sizes_of_its_keys():
+    keys, rows = [], []
+
+    def fn(x, lens):
+        rows.append((x.shape[0], lens.shape[0]))
+        return x * 2
+
+    with prepared(fn, keys.append) as graphed:
+        graphed.warm_up().capture()
+        keys.clear()
+        rows.clear()
+        table = graphed.measure(budget_seconds=0.01)
+        found = {(str(s.kind), s.way, s.size) for s in table.samples}
+        assert found == {
+            *(("decode", way, n) for way in ("eager", "full decode graph") for n in (2, 4)),
+            *(("mixed", way, n) for way in ("eager", "piecewise graph") for n in (4, 8)),
+        }
+        assert set(keys) == set(graphed.keys), "metadata was made for each"
+        assert set(rows) == {(2, 2), (4, 4), (8, 4)}, "eager runs have the sizes that the metadata fits"
+
+
+def test_requests_without_metadata():
+    with prepared(lambda x, lens: x * 2, None) as graphed:
+        graphed.warm_up().capture()
+        table = graphed.measure(budget_seconds=0.01)
+        decode = BatchKind(uniform_query_len=1)
+        ways = {(s.way, s.size) for s in table.samples if s.kind == decode}
+        assert ways == {
+            *(("full decode graph", n) for n in (2, 4)),
+            ("piecewise graph", 4),  # the bucket of 8 holds no more than 4 requests either
+            *(("eager", n) for n in (2, 4)),
+        }
+        live = LiveBatch(num_tokens=3, num_reqs=3, uniform_query_len=1)
+        assert graphed.decide(live).cost_ms is not None
+
+
+def test_costs_outlive_a_recapture(ready):
+    graphed = ready(lambda x: x * 2, X, mode="full", sizes=(4,))
+    table = graphed.measure(budget_seconds=0.01)
+    graphed.recapture()
+    assert graphed.costs is table
+
+
+def test_without_graphs_there_is_nothing_to_measure():
+    with Graphed(lambda x: x * 2, example=(X,), config=GraphConfig(mode="none")) as graphed:
+        graphed.warm_up()
+        assert graphed.measure().samples == ()
+
+
+def test_out_of_order_and_bad_budgets(ready):
+    with Graphed(lambda x: x * 2, example=(X,), config=GraphConfig(sizes=(4,))) as graphed:
+        with pytest.raises(RuntimeStateError, match="measure"):
+            graphed.measure()
+        for budget in (0, -1.0, float("nan"), float("inf")):
+            with pytest.raises(ConfigError, match="budget_seconds"):
+                graphed.measure(budget_seconds=budget)
+    with pytest.raises(ClosedError):
+        graphed.use_costs(None)
+
+
+def test_a_table_of_ones_own():
+    table = CostTable((CostSample(kind=BatchKind(), way="eager", size=1, ms=1.0),))
+    with Graphed(lambda x: x * 2, example=(X,), config=GraphConfig(sizes=(4,))) as graphed:
+        graphed.warm_up().capture()
+        graphed.use_costs(table)
+        assert graphed.explain(torch.ones(2, 2)).runtime_mode is RuntimeMode.FULL, "graphs were not measured"
