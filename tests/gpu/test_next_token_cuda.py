@@ -8,8 +8,8 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from ostinato.engine.layers import GreedyHead, feed_ids
-from ostinato.engine.sampling import choose_greedy
+from ostinato.engine.layers import SamplingHead, feed_ids
+from ostinato.engine.sampling import NUM_SETTINGS, allocate_counts, choose_greedy
 
 pytestmark = [
     pytest.mark.gpu,
@@ -28,12 +28,15 @@ def test_greedy_choices_are_those_of_torch(num_rows: int, vocab: int, dtype: tor
     if num_rows > 2:
         logits[1, vocab - 1] = math.nan
         logits[2] = -math.inf
-    head = GreedyHead(max_rows=num_rows, device=DEVICE)
+    head = SamplingHead(max_rows=num_rows, device=DEVICE)
+    settings = torch.zeros(num_rows, NUM_SETTINGS, dtype=torch.float64, device=DEVICE)
+    count_rows = torch.zeros(num_rows, dtype=torch.int64, device=DEVICE)
+    counts = allocate_counts(0, vocab, DEVICE)
     got = torch.full((num_rows,), 77, dtype=torch.int64, device=DEVICE)
     expected = torch.empty(num_rows, dtype=torch.int64)
     choose_greedy(logits.cpu(), expected)
     for _ in range(3):  # the scratch memory is as it was
-        head(logits, got)
+        head(logits, settings, count_rows, counts, got)
         assert got.tolist() == expected.tolist()
 
 

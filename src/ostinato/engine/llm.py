@@ -127,7 +127,6 @@ class LLM:
             tokenizer=self.tokenizer,
             eos_token_ids=() if self.tokenizer is None else self.tokenizer.eos_token_ids,
             max_model_len=self._max_model_len,
-            seed=self.config.seed,
             overlap=bool(self.config.overlap),
             bus=bus,
         )

@@ -1,6 +1,6 @@
-"""`EngineLoop`: one step of the engine: schedule, launch, sample, deliver.
+"""`EngineLoop`: one step of the engine: schedule, launch, read, deliver.
 
-Owns no model and no thread: it ties the scheduler, the executor, sampling and text together. With ``overlap`` a
+Owns no model and no thread: it ties the scheduler, the executor and text together. With ``overlap`` a
 step is launched before the tokens of the step before are read, so that the host's work runs while the device
 computes; a request that a token ends (a stop token, a stop string) has then run one step too many, whose token
 nobody sees.
@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from ostinato.engine.request import FinishReason, Request, TokenLogprobs, natural_finish
-from ostinato.engine.sampling import PendingSample, start_sampling
+from ostinato.engine.sampling import PendingSample
 from ostinato.engine.scheduler import Deadlines, ScheduledBatch, Scheduler
 from ostinato.engine.step_errors import engine_dead, leaves_device_usable, step_failed, with_cause
 from ostinato.engine.text import TextState, Tokenizer
@@ -49,12 +49,12 @@ class LaunchedStep(Protocol):
 
     @property
     def token_ids(self) -> torch.Tensor:
-        """[num_sampling] int64, greedy choices; written by the sampler, read by the next step."""
+        """[num_sampling] int64, the chosen tokens, -1 where there is none; read by the next step."""
         ...
 
     @property
-    def newest(self) -> torch.Tensor | None:
-        """[num_sampling] int64, the tokens that were pending when the step was launched, or None."""
+    def errors(self) -> Mapping[str, EngineError]:
+        """Request id -> why it has no token, where that is known already."""
         ...
 
     @property
@@ -124,7 +124,6 @@ class EngineLoop:
         tokenizer: None for an engine without text: tokens only, no stop strings.
         eos_token_ids: tokens that end a request unless it ignores them.
         max_model_len: tokens a request may hold.
-        seed: of the stream for requests without a seed of their own.
         overlap: launch a step before the tokens of the step before are read.
         bus: receives preemptions, failures and the time of each step.
     """
@@ -137,7 +136,6 @@ class EngineLoop:
         tokenizer: Tokenizer | None,
         eos_token_ids: Collection[int],
         max_model_len: int,
-        seed: int = 0,
         overlap: bool = False,
         bus: EventBus | None = None,
     ) -> None:
@@ -146,7 +144,6 @@ class EngineLoop:
         self._tokenizer = tokenizer
         self._eos_token_ids = frozenset(eos_token_ids)
         self._max_model_len = max_model_len
-        self._generator = torch.Generator().manual_seed(seed)
         self._overlap = overlap
         self._in_flight: deque[_InFlight] = deque()  # oldest first
         self.host_time = HostTime()
@@ -256,13 +253,7 @@ class EngineLoop:
             output = self._executor.execute(batch)
             sample = None
             if batch.sampling:
-                sample = start_sampling(
-                    output.logits,
-                    batch.sampling,
-                    greedy=output.token_ids,
-                    newest=output.newest,
-                    generator=self._generator,
-                )
+                sample = PendingSample(output.token_ids, output.logits, batch.sampling, output.errors)
         except Exception as error:
             if leaves_device_usable(error):
                 self._collect_all()  # tokens of the steps before belong to their requests, also to those that end now

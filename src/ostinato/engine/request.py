@@ -113,9 +113,14 @@ class SamplingParams:
         return self.temperature == 0
 
     @cached_property
+    def takes_likeliest(self) -> bool:
+        """True when the largest logit is the answer: greedy, no penalties."""
+        return self.is_greedy and not self.has_penalties
+
+    @cached_property
     def is_plain(self) -> bool:
-        """True when the largest logit is the answer and nothing more is asked: greedy, no penalties, no logprobs."""
-        return self.is_greedy and not self.has_penalties and self.logprobs is None
+        """True when the largest logit is the answer and nothing more is asked: no log-probabilities either."""
+        return self.takes_likeliest and self.logprobs is None
 
     @property
     def has_penalties(self) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -16,10 +15,10 @@ import torch
 from ostinato.engine.loop import EngineLoop, RequestUpdate
 from ostinato.engine.paging import PageAllocator
 from ostinato.engine.request import LogitsProcessor, Request, SamplingParams
-from ostinato.engine.sampling import choose_greedy
 from ostinato.engine.scheduler import ScheduledBatch, Scheduler
 from ostinato.engine.text import Tokenizer
 from ostinato.telemetry import Event, EventBus
+from ostinato.testing.sampling import ChosenTokens, choose_for
 
 __all__ = ["EOS", "VOCAB_SIZE", "ScriptedExecutor", "ScriptedLoop"]
 
@@ -37,7 +36,7 @@ class ScriptedExecutor:
         self.failures: list[BaseException | None] = []
         """What the next steps raise, one each; None for a step that succeeds."""
 
-    def execute(self, batch: ScheduledBatch) -> Any:
+    def execute(self, batch: ScheduledBatch) -> ChosenTokens:
         self.batches.append(batch)
         if self.failures and (failure := self.failures.pop(0)) is not None:
             raise failure
@@ -49,9 +48,7 @@ class ScriptedExecutor:
                 row.fill_(math.nan)
             else:
                 row[int(token)] = 10.0
-        token_ids = torch.empty(len(batch.sampling), dtype=torch.int64)
-        choose_greedy(logits, token_ids)
-        return SimpleNamespace(logits=logits, token_ids=token_ids, newest=None, labels=None)
+        return choose_for(logits, batch.sampling)
 
 
 class ScriptedLoop:

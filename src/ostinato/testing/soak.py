@@ -79,7 +79,7 @@ class FaultyExecutor:
             logits = output.logits.clone()
             logits[rows] = math.nan
             output.token_ids[rows] = -1
-        return SimpleNamespace(logits=logits, token_ids=output.token_ids, newest=output.newest, labels=output.labels)
+        return SimpleNamespace(logits=logits, token_ids=output.token_ids, errors=output.errors, labels=output.labels)
 
     def _fail(self, error: Exception) -> None:
         self.num_failed += 1

@@ -365,16 +365,6 @@ def test_without_a_tokenizer_there_are_tokens_and_no_text() -> None:
     assert joined(found["b"]) == ("", [7, 8], FinishReason.LENGTH)
 
 
-def test_unseeded_requests_repeat_with_the_engines_seed(tokenizer: Tokenizer) -> None:
-    def run() -> list[int]:
-        bench = Bench(tokenizer)
-        bench.add("a", letters("a" * 30), max_tokens=30, temperature=3.0, ignore_eos=True)
-        return joined(bench.run()["a"])[1]
-
-    first = run()
-    assert run() == first and len(set(first)) > 5
-
-
 def test_nothing_to_do(bench: Bench) -> None:
     assert not bench.loop.has_work() and bench.loop.step() == []
 

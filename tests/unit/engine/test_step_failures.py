@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import math
 import time
@@ -167,13 +168,12 @@ def test_a_preempted_request_outlives_the_step_that_it_made_room_for() -> None:
         assert joined(found["b"])[1:] == ([7] * 20, FinishReason.LENGTH)
 
 
-def test_sampling_that_fails_is_a_step_that_fails(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_that_cannot_be_handed_out_are_a_step_that_fails(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     execute = bench.executor.execute
 
     def cut(batch: Any) -> Any:
         output = execute(batch)
-        output.logits = output.logits[:-1]
-        return output
+        return dataclasses.replace(output, logits=output.logits[:-1])
 
     monkeypatch.setattr(bench.executor, "execute", cut)
     bench.add("a", [1], max_tokens=5)

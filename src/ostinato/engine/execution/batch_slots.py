@@ -1,15 +1,16 @@
 """The fixed inputs of one engine step; `BatchWriter` fills them.
 
 One row a token: ids, where to find ids that only the device knows, positions, cache slots. One row a request:
-block table, context length, first row, and the row that is sampled from. Padded rows write to slot 0 of the null
-page and read an empty context.
+block table, context length, first row, the row that is sampled from, how it is sampled, and where its tokens are
+counted for penalties. Padded rows write to slot 0 of the null page, read an empty context, and are greedy.
 """
 
 from __future__ import annotations
 
-from torch import int32, int64
+from torch import float64, int32, int64
 
 from ostinato.engine.paging import pages_for
+from ostinato.engine.sampling import NUM_SETTINGS
 from ostinato.runtime import Slot
 
 __all__ = ["batch_slots"]
@@ -29,4 +30,6 @@ def batch_slots(
         "seq_lens": Slot(shape=(None,), dtype=int32, axis="num_reqs"),
         "query_start": Slot(shape=(None,), dtype=int32, axis="num_reqs", extra=1),
         "sampled_rows": Slot(shape=(None,), dtype=int64, axis="num_reqs"),
+        "settings": Slot(shape=(None, NUM_SETTINGS), dtype=float64, axis="num_reqs"),
+        "count_rows": Slot(shape=(None,), dtype=int64, axis="num_reqs", valid_range=(0, max_num_reqs + 1)),
     }

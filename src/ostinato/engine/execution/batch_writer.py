@@ -1,7 +1,7 @@
 """Writes a scheduled batch into the host side of a step's inputs, every row of it, tails too.
 
-Keeps each running request's page numbers in one table, so that a decode step costs a few array operations and
-not a walk over all pages. A token that was sampled in the step before and not read yet is fed on the device: its
+Keeps each running request's page numbers and settings in tables, so that a decode step costs a few array operations
+and not a walk over all pages. A token that was sampled in the step before and not read yet is fed on the device: its
 row says where it lies. Called by the executor, once a step and in the order of steps.
 """
 
@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ostinato.engine.execution.sampling_writer import SamplingWriter
 from ostinato.engine.paging import pages_for
 from ostinato.engine.request import Request
+from ostinato.engine.sampling import RowToBuild
 from ostinato.engine.scheduler import ScheduledBatch
 from ostinato.errors import PageIntegrityError
 
@@ -28,17 +30,22 @@ class BatchWriter:
         max_num_reqs: requests of one batch.
         max_model_len: tokens that a request may hold.
         page_size: tokens a page.
+        seed: of the random numbers for requests without a seed of their own.
     """
 
-    def __init__(self, *, max_num_reqs: int, max_model_len: int, page_size: int) -> None:
+    def __init__(self, *, max_num_reqs: int, max_model_len: int, page_size: int, seed: int = 0) -> None:
         self._page_size = page_size
         self._tables = np.zeros((max_num_reqs, pages_for(max_model_len, page_size)), dtype=np.int32)
         self._entries: dict[Request, _Entry] = {}
         self._free = list(range(max_num_reqs))
         self._batch_rows: dict[Request, int] = {}
+        self._sampling = SamplingWriter(max_num_reqs=max_num_reqs, seed=seed)
 
-    def write(self, host: dict[str, Tensor], batch: ScheduledBatch) -> None:
+    def write(self, host: dict[str, Tensor], batch: ScheduledBatch) -> list[RowToBuild]:
         """Fill ``host``, tensors of the slots at the padded sizes (see `batch_slots`).
+
+        Returns:
+            Rows of the token counts that must be built before the step is launched.
 
         Raises:
             PageIntegrityError: a token has no page.
@@ -75,6 +82,9 @@ class BatchWriter:
         if fed:
             targets, sources = np.array(fed).T
             feed_rows[last_rows[targets]] = sources
+
+        requests = batch.sampling
+        return self._sampling.write(arrays, requests, table_rows[: len(requests)], ends[: len(requests)], fed)
 
     def _walk(self, batch: ScheduledBatch) -> tuple[_Ints, _Ints, _Ints, list[int], list[tuple[int, int]]]:
         """The one pass over the requests, which brings the page table up to date.
@@ -114,11 +124,15 @@ class BatchWriter:
         return np.array(table_rows), np.array(starts), np.array(lengths), token_ids, fed
 
     def _enter(self, request: Request, batch: ScheduledBatch) -> _Entry:
-        """Start a request's row anew: it is new here, or came back with other pages after a preemption."""
+        """Start a request's pages anew: it is new here, or came back with other pages after a preemption."""
         known = self._entries.pop(request, None)
         if known is None and not self._free:
             self._forget_others(batch)
-        row = self._free.pop() if known is None else known.row
+        if known is None:
+            row = self._free.pop()
+            self._sampling.enter(row, request)
+        else:
+            row = known.row
         self._tables[row] = 0
         entry = self._entries[request] = _Entry(row, request.num_preemptions)
         return entry

@@ -1,14 +1,15 @@
-"""`Executor`: launches a scheduled batch and gives the logits that are sampled from.
+"""`Executor`: launches a scheduled batch, up to the tokens that it chooses.
 
-Owns the KV caches, the tokens that were sampled last (on the device, where the next step finds them), and the one
-`Graphed` around the model. A full graph holds the output projection and the greedy choice too; in eager and
-piecewise steps only the rows that are sampled from reach them, never every prompt position.
+Owns the KV caches, the tokens that were sampled last (on the device, where the next step finds them), the counts of
+tokens that penalties look up, and the one `Graphed` around the model. A full graph holds the output projection and the
+choice of tokens too; in eager and piecewise steps only the rows that are sampled from reach them, never every prompt
+position. Logits processors run on the host, between the two: their steps take no full graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -29,12 +30,14 @@ from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.execution.memory_budget import choose_kv_tokens
 from ostinato.engine.execution.shadow import EngineShadow
 from ostinato.engine.execution.step_context import graph_metadata, live_metadata, made_up_metadata
+from ostinato.engine.execution.veto import why_no_full_graph
 from ostinato.engine.kvcache import LayerCache, allocate_caches, pages_for_tokens
-from ostinato.engine.layers import FusedLinears, GreedyHead, feed_ids
+from ostinato.engine.layers import FusedLinears, SamplingHead, feed_ids
 from ostinato.engine.layers.linear_table import load_table, table_key
+from ostinato.engine.sampling import allocate_counts, apply_processors, build_rows
 from ostinato.engine.scheduler import ScheduledBatch
 from ostinato.engine.weights.cache import cache_root
-from ostinato.errors import OutOfMemoryError
+from ostinato.errors import EngineError, OutOfMemoryError
 from ostinato.runtime import (
     Decision,
     Graphed,
@@ -43,6 +46,7 @@ from ostinato.runtime import (
     ResizeReport,
     RuntimeMode,
     SizeSuggestion,
+    Veto,
 )
 from ostinato.telemetry import Sink
 
@@ -62,15 +66,15 @@ class StepLimits:
 
 @dataclass(frozen=True, eq=False)
 class StepOutput:
-    """What a launched step gives to whoever samples, all on the device."""
+    """What a launched step gives, on the device."""
 
     logits: Tensor
     """[num_sampling, vocab_size] in the model's dtype. It may lie in a graph's output: use it before the next step."""
     token_ids: Tensor
-    """[num_sampling] int64, the greedy choices, -1 where a row is not finite. What stands here when the next step is
+    """[num_sampling] int64, the chosen tokens, -1 where a row is not finite. What stands here when the next step is
     launched is what it is fed."""
-    newest: Tensor | None
-    """[num_sampling] int64, tokens of the step before that were pending; None if nobody needs them."""
+    errors: Mapping[str, EngineError] = field(default_factory=dict)
+    """Request id -> why it has no token, where that is known already."""
     labels: tuple[str, str, str] | None = None
     """(runtime mode, bucket, reason) of the step."""
 
@@ -120,6 +124,11 @@ class Executor:
         )
         if self._planner is not None:
             self._planner.reserve(self._shape)
+        try:
+            self._token_counts = allocate_counts(config.max_num_reqs, model.vocab_size, loaded.device)
+        except torch.OutOfMemoryError as error:
+            fix = f"lower max_num_reqs: each request takes {2 * model.vocab_size:,} bytes"
+            raise OutOfMemoryError("the token counts that penalties look up do not fit", fix=fix) from error
         self._logits: Tensor | None = None  # of full graphs
         if config.mode != "none":
             with torch.inference_mode(False):
@@ -139,9 +148,10 @@ class Executor:
             )
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError("the KV cache does not fit", fix="lower kv_tokens or max_model_len") from error
-        self._greedy_head = GreedyHead(max_rows=config.max_num_reqs, device=loaded.device)
+        self._sampling_head = SamplingHead(max_rows=config.max_num_reqs, device=loaded.device)
         with torch.inference_mode(False):
             self._last_ids = torch.zeros(config.max_num_reqs + 1, dtype=torch.int64, device=loaded.device)
+        self._seed = config.seed
         self._writer = self._new_writer()
         self.graphed = Graphed(
             self.forward,
@@ -175,6 +185,7 @@ class Executor:
         try:
             with torch.inference_mode():
                 self._attention.warm_up(self._shape)
+                self._sampling_head.warm_up(self._token_counts, self._shape.dtype, torch.float32)  # of processors
                 self.graphed.warm_up(on_key=on_key)
                 if self.graphed.keys:
                     self.capture_seconds = self.graphed.capture(on_key=on_key).seconds
@@ -208,7 +219,7 @@ class Executor:
         """Launch one step by ``decision``, whose batch is ``batch``; see `execute`."""
         sizes = self.graphed.sizes(decision)
         host = self._staging.open(sizes)
-        self._writer.write(host, batch)
+        to_build = self._writer.write(host, batch)
         self._staging.upload(sizes)
         slots = self.graphed.buffers.views(sizes)
         is_full = decision.runtime_mode is RuntimeMode.FULL
@@ -217,17 +228,22 @@ class Executor:
         num_sampling = len(batch.sampling)
         token_ids = self._last_ids[1 : 1 + num_sampling]
         with torch.inference_mode():
-            newest = self._newest(batch, slots)
+            if to_build:
+                build_rows(self._token_counts, to_build, self._last_ids)
             if is_full:  # the graph has its metadata in the buffers
                 logits: Tensor = self.graphed.run(decision)[:num_sampling]
-                return StepOutput(logits, token_ids, newest, decision.labels)
+                return StepOutput(logits, token_ids, labels=decision.labels)
             context = self._with(live_metadata(batch, slots, page_size=self._page_size))
             with set_forward_context(context):
                 hidden: Tensor = self.graphed.run(decision)
             logits = self._model.compute_logits(hidden[slots["sampled_rows"][:num_sampling]])
-            if num_sampling:
-                self._greedy_head(logits, token_ids)
-            return StepOutput(logits, token_ids, newest, decision.labels)
+        if not num_sampling:
+            return StepOutput(logits, token_ids, labels=decision.labels)
+        scores, errors = apply_processors(logits, batch.sampling)
+        settings, count_rows = slots["settings"][:num_sampling], slots["count_rows"][:num_sampling]
+        with torch.inference_mode():
+            self._sampling_head(scores, settings, count_rows, self._token_counts, token_ids)
+        return StepOutput(logits, token_ids, errors, decision.labels)
 
     def forward(
         self,
@@ -239,6 +255,8 @@ class Executor:
         seq_lens: Tensor,
         query_start: Tensor,
         sampled_rows: Tensor,
+        settings: Tensor,
+        count_rows: Tensor,
     ) -> Tensor:
         """The wrapped callable. For a full graph: logits [num_reqs, vocab]; otherwise hidden [num_tokens, hidden].
 
@@ -253,7 +271,8 @@ class Executor:
         # read it before the next one. A compiler gets a result of its own, which it can fuse.
         is_shared = self._logits is not None and not torch.compiler.is_compiling()
         logits = self._model.compute_logits(hidden, self._logits[: hidden.shape[0]] if is_shared else None)  # type: ignore[index]
-        self._greedy_head(logits, self._last_ids[1 : 1 + logits.shape[0]])
+        chosen = self._last_ids[1 : 1 + logits.shape[0]]
+        self._sampling_head(logits, settings, count_rows, self._token_counts, chosen)
         return logits
 
     def bucket_sizes(self) -> dict[str, list[int]]:
@@ -277,6 +296,11 @@ class Executor:
     def last_ids(self) -> Tensor:
         """[max_num_reqs + 1] int64: the tokens that were sampled last, from row 1 on."""
         return self._last_ids
+
+    @property
+    def token_counts(self) -> Tensor:
+        """[max_num_reqs + 1, vocab_size] int16: what penalties look up, a row a request that has any."""
+        return self._token_counts
 
     def enter_step(self, key: GraphKey, metadata: AttentionMetadata) -> None:
         """Make this thread's `forward` what the graph of ``key`` holds, on ``metadata``, until `leave_step`."""
@@ -303,7 +327,7 @@ class Executor:
         """Give back graphs, then caches, and let go of the model. Idempotent."""
         self.graphed.close()
         self._caches, self._logits = [], None
-        self._model = None  # type: ignore[assignment]  # `execute` is refused before it would be used
+        self._model = self._token_counts = None  # type: ignore[assignment]  # `execute` is refused before their use
 
     def _prepare(self, key: GraphKey) -> None:
         """Fresh metadata before each warm-up run and capture of ``key``."""
@@ -327,26 +351,26 @@ class Executor:
     def _new_writer(self) -> BatchWriter:
         limits = self.limits
         return BatchWriter(
-            max_num_reqs=limits.max_num_reqs, max_model_len=limits.max_model_len, page_size=limits.page_size
+            max_num_reqs=limits.max_num_reqs,
+            max_model_len=limits.max_model_len,
+            page_size=limits.page_size,
+            seed=self._seed,
         )
 
     def _with(self, metadata: AttentionMetadata) -> ForwardContext:
         return ForwardContext(metadata=metadata, caches=self._caches, backend=self._attention)
-
-    def _newest(self, batch: ScheduledBatch, slots: dict[str, Tensor]) -> Tensor | None:
-        """The tokens that the step is fed, before it overwrites them; for penalties alone."""
-        if not any(request.num_pending_tokens and request.params.has_penalties for request in batch.sampling):
-            return None
-        return self._last_ids[slots["feed_rows"][slots["sampled_rows"][: len(batch.sampling)]]]
 
     def _live_batch(self, batch: ScheduledBatch) -> LiveBatch:
         context = None
         if self._kv_tiers is not None:
             longest = max(item.end for item in batch.items)
             context = next((tier for tier in self._kv_tiers if tier >= longest), longest)
+        veto_reason = why_no_full_graph(batch, draws_in_graphs=self._sampling_head.draws_in_graphs)
         return LiveBatch(
             num_tokens=batch.num_tokens,
             num_reqs=batch.num_reqs,
             uniform_query_len=batch.uniform_query_len,
             context_tokens=context,
+            veto=Veto.FULL if veto_reason else None,
+            veto_reason=veto_reason,
         )

@@ -19,7 +19,7 @@ from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.step_context import graph_metadata, live_metadata
 from ostinato.engine.kvcache import by_slot, named_pages
 from ostinato.engine.paging import pages_for, slots_for
-from ostinato.engine.request import Request
+from ostinato.engine.request import Request, SamplingParams
 from ostinato.engine.scheduler import ScheduledBatch, ScheduledRequest
 from ostinato.runtime import (
     Case,
@@ -38,6 +38,13 @@ __all__ = ["EngineCases", "qualify_steps"]
 _MIXES: Final = (("short contexts", Poison.NAN), ("long contexts", Poison.LARGE))
 _SPARE_PAGES: Final = 8  # of nobody, beside those of the batch
 _MAX_WATCHED_BYTES: Final = 256 << 20  # of cache; each case copies it several times
+_SAMPLED: Final = (
+    SamplingParams(),
+    SamplingParams(temperature=0.8, top_p=0.9, seed=1),
+    SamplingParams(temperature=1.2, top_k=20, min_p=0.02, seed=2),
+    SamplingParams(temperature=1.0, repetition_penalty=1.2, presence_penalty=0.5, frequency_penalty=0.3, seed=3),
+)
+"""Requests take these in turns. With seeds, since every run of a case must draw alike."""
 _Parts = list[tuple[int, int]]  # (tokens computed before, new tokens) of each request
 
 
@@ -70,9 +77,6 @@ class EngineCases:
         limits = executor.limits
         self._max_len, self._page_size = limits.max_model_len, limits.page_size
         self._vocab_size = limits.vocab_size
-        self._writer = BatchWriter(
-            max_num_reqs=limits.max_num_reqs, max_model_len=limits.max_model_len, page_size=limits.page_size
-        )
         self._seed = seed
         device = executor.graphed.device
         self._num_pages = executor.num_pages
@@ -84,9 +88,10 @@ class EngineCases:
         self._null = torch.zeros(1, dtype=torch.int64, device=device)
 
     def state(self) -> Mapping[str, Tensor]:
-        """See `QualificationCases.state`: the cache of each layer by slot, and the tokens that were sampled last."""
+        """See `QualificationCases.state`: the cache of each layer by slot, the tokens that were sampled last, and how
+        often each was."""
         found = {name: by_slot(pages[: self._num_pages]) for name, pages in named_pages(self._executor.caches)}
-        return found | {"sampled tokens": self._executor.last_ids}
+        return found | {"sampled tokens": self._executor.last_ids, "token counts": self._executor.token_counts}
 
     def unwritten(self) -> Mapping[str, Tensor]:
         """See `WatchesMore.unwritten`: the pages of a large cache beyond those of `state`."""
@@ -139,7 +144,8 @@ class EngineCases:
         return True
 
     def _case(self, key: GraphKey, parts: _Parts, mix: int, poison: Poison, kind: str) -> Case:
-        batch = self._batch(parts, is_decode=key.uniform_query_len is not None, seed=self._seed + 7 * mix)
+        batch = self._batch(parts, is_decode=key.uniform_query_len is not None, mix=mix)
+        writer = self._new_writer()  # of the case's own: each run finds its requests in the same rows
         sizes = self._graphed.key_sizes(key)
         is_full = key.runtime_mode is RuntimeMode.FULL
         num_reqs, num_tokens = batch.num_reqs, batch.num_tokens
@@ -148,10 +154,14 @@ class EngineCases:
         writes = {name: Writes(new, self._null) for name in self.state()}
         rows = torch.arange(1, 1 + (sizes["num_reqs"] if is_full else 0), device=new.device)
         writes["sampled tokens"] = Writes(rows[:num_reqs], rows[num_reqs:])
+        host = self._staging.open(sizes)
+        writer.write(host, batch)
+        counted = host["count_rows"][host["count_rows"] > 0] if is_full else host["count_rows"][:0]
+        writes["token counts"] = Writes(counted.to(new.device, copy=True), self._null)
 
         def fill() -> None:
             self._fill_state(history, poison, self._seed + mix)
-            slots = self._write_inputs(batch, sizes, is_full=is_full, feeds=mix == 1)
+            slots = self._write_inputs(writer, batch, sizes, is_full=is_full, feeds=mix == 1)
             metadata = (
                 graph_metadata(key, slots, page_size=self._page_size)
                 if is_full
@@ -185,8 +195,14 @@ class EngineCases:
             writes=writes,
         )
 
-    def _batch(self, parts: _Parts, *, is_decode: bool, seed: int) -> ScheduledBatch:
-        random = torch.Generator().manual_seed(seed)
+    def _new_writer(self) -> BatchWriter:
+        limits = self._executor.limits
+        return BatchWriter(
+            max_num_reqs=limits.max_num_reqs, max_model_len=limits.max_model_len, page_size=limits.page_size
+        )
+
+    def _batch(self, parts: _Parts, *, is_decode: bool, mix: int) -> ScheduledBatch:
+        random = torch.Generator().manual_seed(self._seed + 7 * mix)
         free = (torch.randperm(self._num_pages - 1, generator=random) + 1).tolist()
         items = []
         for index, (start, num_new) in enumerate(parts):
@@ -197,6 +213,7 @@ class EngineCases:
                 request_id=f"qualify-{index}",
                 prompt_token_ids=tokens[:num_prompt],
                 output_token_ids=tokens[num_prompt:],
+                params=_SAMPLED[(index + 3 * mix) % len(_SAMPLED)],
                 num_computed_tokens=start,
                 pages=[free.pop() for _ in range(pages_for(end, self._page_size))],
             )
@@ -218,8 +235,9 @@ class EngineCases:
     def _fill_state(self, history: Tensor, poison: Poison, seed: int) -> None:
         random = torch.Generator().manual_seed(seed)
         for name, tensor in self.state().items():
-            if name == "sampled tokens":
-                tensor.copy_(torch.randint(self._vocab_size, tensor.shape, generator=random))
+            if not tensor.is_floating_point():
+                most = self._vocab_size if name == "sampled tokens" else 8  # few tokens are seen often
+                tensor.copy_(torch.randint(most, tensor.shape, generator=random))
                 continue
             tensor.fill_(poison.value_for(tensor.dtype))
             tensor[0].zero_()
@@ -227,11 +245,11 @@ class EngineCases:
             tensor[history] = values.to(device=tensor.device, dtype=tensor.dtype)
 
     def _write_inputs(
-        self, batch: ScheduledBatch, sizes: dict[str, int], *, is_full: bool, feeds: bool
+        self, writer: BatchWriter, batch: ScheduledBatch, sizes: dict[str, int], *, is_full: bool, feeds: bool
     ) -> dict[str, Tensor]:
         """The static buffers as serving writes them; ``feeds``: every other decode takes its token on the device."""
         host = self._staging.open(sizes)
-        self._writer.write(host, batch)
+        writer.write(host, batch)
         if feeds:
             for row, item in enumerate(batch.items):
                 if item.num_new_tokens == 1 and row % 2 == 0:

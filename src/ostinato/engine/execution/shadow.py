@@ -34,6 +34,11 @@ class Steps(Protocol):
         """[max_num_reqs + 1] int64, sampled tokens."""
         ...
 
+    @property
+    def token_counts(self) -> Tensor:
+        """[max_num_reqs + 1, vocab_size] int16."""
+        ...
+
     def enter_step(self, key: GraphKey, metadata: AttentionMetadata) -> None:
         """Make this thread's forward that of ``key``."""
         ...
@@ -50,11 +55,14 @@ class EngineShadow:
         self._executor = executor
 
     def written(self, key: GraphKey, live: LiveBatch) -> Mapping[str, tuple[Tensor, Tensor | None]]:
-        """The slots of the live tokens in every layer, and the tokens that were sampled last."""
+        """The slots of the live tokens in every layer, the tokens that were sampled last, and the counts of them."""
         graphed = self._executor.graphed
-        slots = graphed.buffers.views(graphed.key_sizes(key))["slot_mapping"][: live.num_tokens].clone()
+        views = graphed.buffers.views(graphed.key_sizes(key))
+        slots = views["slot_mapping"][: live.num_tokens].clone()
         rows: dict[str, tuple[Tensor, Tensor | None]] = {"sampled tokens": (self._executor.last_ids, None)}
         rows |= {name: (by_slot(pages), slots) for name, pages in named_pages(self._executor.caches)}
+        if key.runtime_mode is RuntimeMode.FULL:  # elsewhere tokens are chosen behind the graph
+            rows["token counts"] = (self._executor.token_counts, views["count_rows"][: live.num_reqs].clone())
         return rows
 
     def cut(self, key: GraphKey, live: LiveBatch, outputs: Any) -> Any:

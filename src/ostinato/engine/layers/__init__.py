@@ -3,21 +3,21 @@
 from ostinato.engine.layers.attention import SelfAttention
 from ostinato.engine.layers.feed import feed_ids
 from ostinato.engine.layers.fused_linear import FusedLinears
-from ostinato.engine.layers.greedy_head import GreedyHead
 from ostinato.engine.layers.kernel_choice import takes_fused_linears
 from ostinato.engine.layers.linear import Linear
 from ostinato.engine.layers.mlp import GatedMLP
 from ostinato.engine.layers.rms_norm import RMSNorm
 from ostinato.engine.layers.rotary import RopeConfig, RotaryTable
+from ostinato.engine.layers.sampling_head import SamplingHead
 
 __all__ = [
     "FusedLinears",
     "GatedMLP",
-    "GreedyHead",
     "Linear",
     "RMSNorm",
     "RopeConfig",
     "RotaryTable",
+    "SamplingHead",
     "SelfAttention",
     "feed_ids",
     "takes_fused_linears",

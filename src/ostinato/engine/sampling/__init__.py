@@ -3,7 +3,26 @@
 from __future__ import annotations
 
 from ostinato.engine.request import TokenLogprobs
+from ostinato.engine.sampling.choose import choose_tokens
 from ostinato.engine.sampling.greedy import choose_greedy
-from ostinato.engine.sampling.sampler import PendingSample, SampleResult, sample, start_sampling
+from ostinato.engine.sampling.mass import mass_bits
+from ostinato.engine.sampling.pending_sample import PendingSample, SampleResult
+from ostinato.engine.sampling.processors import apply_processors
+from ostinato.engine.sampling.settings import NUM_SETTINGS, Setting, SettingsTable
+from ostinato.engine.sampling.token_counts import RowToBuild, allocate_counts, build_rows
 
-__all__ = ["PendingSample", "SampleResult", "TokenLogprobs", "choose_greedy", "sample", "start_sampling"]
+__all__ = [
+    "NUM_SETTINGS",
+    "PendingSample",
+    "RowToBuild",
+    "SampleResult",
+    "Setting",
+    "SettingsTable",
+    "TokenLogprobs",
+    "allocate_counts",
+    "apply_processors",
+    "build_rows",
+    "choose_greedy",
+    "choose_tokens",
+    "mass_bits",
+]

@@ -1,4 +1,4 @@
-"""The most likely token of each row, or -1 where the row has none. Called by the sampler and by `engine.layers`."""
+"""The most likely token of each row, or -1 where the row has none. Called by `choose_tokens`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 On CUDA into pinned memory, behind an event. The memory comes from torch's caching host allocator, which hands a
 block out again only when its copies have run, so a copy that is still pending is never written over. On the CPU
-it is a plain copy. Called by the sampler.
+it is a plain copy. Called by `PendingSample`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Log-probabilities of the chosen token and of the most likely ones.
 
 From the model's own logits, before penalties, temperature and filters: what the model thought, not
-what the settings made of it. Free when nobody asks; else one more copy to the host. Called by the sampler.
+what the settings made of it. Free when nobody asks; else one more copy to the host. Called by
+`PendingSample`.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ def start_logprobs(
         token_ids: [num_reqs] int64, the chosen tokens.
         requests: row owners; ``params.logprobs`` says how many of the most likely tokens.
     """
+    if all(request.is_plain for request in requests):  # half the cost of the look below
+        return None
     asked = {i: r.params.logprobs for i, r in enumerate(requests) if r.params.logprobs is not None}
     if not asked:
         return None

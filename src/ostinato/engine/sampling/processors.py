@@ -2,7 +2,7 @@
 
 They see every token so far, so the loop reads a step's tokens before it samples the next for their request. One that
 raises, or gives something other than logits, costs its own request its token and nobody else theirs. Called by the
-sampler, before penalties.
+executor, before `choose_tokens`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ __all__ = ["apply_processors"]
 _FIX: Final = "a processor takes (token ids, logits [vocab] float32) and returns logits of the same shape"
 
 
+@torch.no_grad()
 def apply_processors(logits: torch.Tensor, requests: Sequence[Request]) -> tuple[torch.Tensor, dict[str, EngineError]]:
     """Logits as the processors left them, and the errors of those that failed, by request id.
 

@@ -66,6 +66,11 @@ class ScheduledBatch:
         return found
 
     @cached_property
+    def is_plain(self) -> bool:
+        """True when every request that samples takes the largest logit and asks for nothing more."""
+        return all(request.is_plain for request in self.sampling)
+
+    @cached_property
     def uniform_query_len(self) -> int | None:
         """New tokens per request when every item is a decode and all have as many; else None."""
         lengths = {item.num_new_tokens for item in self.items}

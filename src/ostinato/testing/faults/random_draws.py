@@ -53,8 +53,8 @@ RANDOM_DRAWS = Fault(
     row=31,
     title="random numbers: the generator's state is not advanced, or not registered, so samples repeat",
     source="PyTorch docs",
-    protection="the device's generator is registered with every graph and advances at each replay; the engine draws "
-    "outside of graphs",
+    protection="the device's generator is registered with every graph and advances at each replay; the engine's "
+    "random numbers are drawn on the host and are inputs",
     cost="none",
     plant=Plant(
         protected=lambda device: _protected(device, GraphConfig(sizes=(4,))),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from ostinato.engine.execution.batch_slots import batch_slots
 from ostinato.engine.execution.batch_writer import BatchWriter
-from ostinato.engine.request import Request
+from ostinato.engine.request import Request, SamplingParams
+from ostinato.engine.sampling import NUM_SETTINGS, Setting
+from ostinato.engine.sampling.settings import settings_of
 from ostinato.engine.scheduler import ScheduledBatch, ScheduledRequest
 from ostinato.errors import PageIntegrityError
 from ostinato.runtime import Slot, Tail
@@ -55,6 +59,8 @@ def test_live_rows_and_tails() -> None:
         "seq_lens": [5, 7, 0, 0],
         "query_start": [0, 1, 5, 5, 5],
         "sampled_rows": [0, 4, 0, 0],
+        "settings": [[0.0] * NUM_SETTINGS] * 4,
+        "count_rows": [0] * 4,
     }
 
 
@@ -65,7 +71,7 @@ def test_exact_sizes_have_no_tail() -> None:
     assert all((tensor != STALE).all() for tensor in host.values())
 
 
-@pytest.mark.parametrize("name", ["input_ids", "feed_rows", "positions", "slot_mapping", "block_tables"])
+@pytest.mark.parametrize("name", ["input_ids", "feed_rows", "positions", "slot_mapping", "block_tables", "count_rows"])
 def test_index_slots_know_their_range(name: str) -> None:
     slot = declared()[name]
     assert slot.valid_range is not None and slot.tail is Tail.ZERO
@@ -87,7 +93,7 @@ def decode_batch(*requests: Request) -> ScheduledBatch:
     return ScheduledBatch(tuple(ScheduledRequest(r, r.num_computed_tokens, 1, True, True) for r in requests))
 
 
-def decoding(name: str, pages: list[int], *, computed: int, pending: int = 0) -> Request:
+def decoding(name: str, pages: list[int], *, computed: int, pending: int = 0, **params: Any) -> Request:
     return Request(
         request_id=name,
         prompt_token_ids=[1] * computed,
@@ -95,6 +101,7 @@ def decoding(name: str, pages: list[int], *, computed: int, pending: int = 0) ->
         num_pending_tokens=pending,
         num_computed_tokens=computed,
         pages=pages,
+        params=SamplingParams(**params),
     )
 
 
@@ -136,3 +143,129 @@ def test_rows_are_given_back_when_others_need_them() -> None:
 def test_a_token_without_a_page_is_an_error() -> None:
     with pytest.raises(PageIntegrityError, match="token 8 has no slot"):
         writer().write(stale_host(1, 1), decode_batch(decoding("a", [1, 2], computed=8)))
+
+
+# --- how requests are sampled -------------------------------------------------------------------------
+
+
+def launched(*requests: Request) -> None:
+    """What the scheduler notes once a step is launched."""
+    for request in requests:
+        request.num_computed_tokens += 1
+        request.num_pending_tokens += 1
+
+
+def read(*requests: Request, token: int = 7) -> None:
+    for request in requests:
+        request.num_pending_tokens -= 1
+        request.output_token_ids.append(token)
+
+
+def test_settings_stand_in_the_rows_of_those_that_sample() -> None:
+    drawn = decoding("drawn", [1, 2], computed=5, temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=4)
+    chunk = Request(
+        request_id="chunk", prompt_token_ids=list(range(9)), pages=[5], params=SamplingParams(temperature=1.0)
+    )
+    plain = decoding("plain", [3, 4], computed=6)
+    items = [ScheduledRequest(r, r.num_computed_tokens, 1, True, True) for r in (plain, drawn)]
+    host = stale_host(6, 4)
+    writer().write(host, ScheduledBatch((*items, ScheduledRequest(chunk, 0, 4, False, False))))
+    settings = host["settings"].tolist()
+    assert settings[0] == settings[2] == settings[3] == [0.0] * NUM_SETTINGS
+    expected = list(settings_of(drawn.params))
+    assert settings[1][: Setting.UNIFORM] == expected[: Setting.UNIFORM]
+    assert 0 < settings[1][Setting.UNIFORM] < 1
+    assert host["count_rows"].tolist() == [0] * 4
+
+
+def test_seeded_numbers_follow_the_output_position_pending_or_not() -> None:
+    request = decoding("a", [1, 2], computed=3, temperature=1.0, seed=4)
+    memory, host, found = writer(), stale_host(1, 1), []
+    for is_read in (True, False, True):
+        memory.write(host, decode_batch(request))
+        found.append(host["settings"][0, Setting.UNIFORM].item())
+        launched(request)
+        if is_read:
+            read(request)
+    again = decoding("b", [1, 2], computed=3, temperature=1.0, seed=4)
+    assert len(set(found)) == 3
+    for position, number in enumerate(found):
+        again.output_token_ids = [7] * (1 + position)
+        again.num_computed_tokens = 3 + position
+        writer().write(host, decode_batch(again))
+        assert host["settings"][0, Setting.UNIFORM].item() == number
+
+
+def test_unseeded_numbers_come_from_the_writers_stream() -> None:
+    requests = [decoding(str(i), [1 + i, 5], computed=3, temperature=1.0) for i in range(3)]
+    streams = []
+    for seed in (0, 0, 1):
+        memory = BatchWriter(max_num_reqs=4, max_model_len=WIDTH * PAGE_SIZE, page_size=PAGE_SIZE, seed=seed)
+        host = stale_host(4, 4)
+        found: list[float] = []
+        for _ in range(3):
+            memory.write(host, decode_batch(*requests))
+            found += host["settings"][:3, Setting.UNIFORM].tolist()
+        streams.append(found)
+    assert streams[0] == streams[1] != streams[2]
+    assert len(set(streams[0])) == 9
+
+
+def rows_to_build(memory: BatchWriter, host: dict[str, torch.Tensor], *requests: Request) -> list[str]:
+    """Names of the requests whose counts are to be built; their rows are those that the graph is told of."""
+    built = memory.write(host, decode_batch(*requests))
+    rows = dict(zip(requests, host["count_rows"].tolist(), strict=False))
+    assert all(rows[each.request] == each.row > 0 for each in built)
+    assert len({row for row in rows.values() if row}) == sum(r.params.has_penalties for r in requests)
+    return [each.request.request_id for each in built]
+
+
+def test_counts_are_built_when_a_request_enters_and_then_never() -> None:
+    one = decoding("one", [1, 2], computed=3, presence_penalty=1.0)
+    two = decoding("two", [3, 4], computed=4)
+    memory, host = writer(), stale_host(2, 2)
+    assert rows_to_build(memory, host, two, one) == ["one"]
+    launched(one, two)
+    assert rows_to_build(memory, host, one, two) == []  # its token is pending, and counted
+    launched(one, two)
+    read(one, two)
+    assert rows_to_build(memory, host, two, one) == []
+    assert host["count_rows"].tolist()[0] == 0
+
+
+def test_counts_outlive_a_preemption_but_not_the_loss_of_their_row() -> None:
+    request = decoding("a", [1], computed=2, presence_penalty=1.0)
+    memory, host = writer(), stale_host(4, 4)
+    assert rows_to_build(memory, host, request) == ["a"]
+    launched(request)
+    read(request)
+    request.pages, request.num_preemptions = [8], 1
+    assert rows_to_build(memory, host, request) == []
+    launched(request)
+    read(request)
+    others = [decoding(str(i), [2 + i], computed=2, presence_penalty=1.0) for i in range(4)]
+    assert rows_to_build(memory, host, *others) == ["0", "1", "2", "3"], "each starts clean, the reused row too"
+    request.pages.append(9)
+    assert rows_to_build(memory, host, request) == ["a"]
+
+
+def test_a_step_that_is_written_again_builds_its_counts_anew() -> None:
+    """Nobody knows whether the first launch, interrupted, has counted its token."""
+    request = decoding("a", [1, 2], computed=2, presence_penalty=1.0)
+    memory, host = writer(), stale_host(1, 1)
+    assert [rows_to_build(memory, host, request) for _ in range(3)] == [["a"]] * 3
+    launched(request)
+    assert rows_to_build(memory, host, request) == []
+    (built,) = memory.write(host, decode_batch(request))  # interrupted again, its last token still pending
+    assert built.fed_from == 1 and request.num_pending_tokens == 1
+
+
+def test_chunks_in_the_middle_of_a_prompt_count_nothing() -> None:
+    params = SamplingParams(presence_penalty=1.0)
+    request = Request(request_id="a", prompt_token_ids=list(range(10)), pages=[1, 2, 3], params=params)
+    memory, host = writer(), stale_host(5, 1)
+    assert memory.write(host, ScheduledBatch((ScheduledRequest(request, 0, 5, False, False),))) == []
+    assert host["count_rows"].tolist() == [0]
+    request.num_computed_tokens = 5
+    (built,) = memory.write(host, ScheduledBatch((ScheduledRequest(request, 5, 5, True, False),)))
+    assert built.row == host["count_rows"].item() > 0 and built.fed_from == 0

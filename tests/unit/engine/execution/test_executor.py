@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,11 @@ import torch
 
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.execution import Executor, load_model
-from ostinato.errors import ClosedError, ConfigError, OutOfMemoryError
+from ostinato.engine.request import SamplingParams
+from ostinato.engine.scheduler import ScheduledBatch
+from ostinato.errors import ClosedError, ConfigError, OutOfMemoryError, TensorReboundError
 from ostinato.runtime import GraphKey, Mode, Reason, RuntimeMode
+from ostinato.testing.sampling import choose_for
 
 if TYPE_CHECKING:
     from .conftest import ExecutorMaker
@@ -120,6 +124,7 @@ def test_close_gives_the_memory_back(make_executor: ExecutorMaker, helpers: Any)
     batch = helpers.BatchMaker(executor)([(9, 1)], is_decode=True)
     executor.execute(batch)
     owned = [weakref.ref(executor._caches[0].key.untyped_storage()), weakref.ref(executor._model)]
+    owned.append(weakref.ref(executor.token_counts.untyped_storage()))
     plans = [weakref.ref(plan.outputs) for plan in executor.graphed.plans.values()]
     assert executor.graphed.backend.memory().reserved_bytes > 0
     executor.close()
@@ -140,6 +145,91 @@ def test_a_cache_that_cannot_be_allocated(tiny_dir: Callable[[str], Path], monke
     with pytest.raises(OutOfMemoryError, match="KV cache") as caught:
         Executor(loaded)
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
+
+
+def test_token_counts_that_cannot_be_allocated(
+    tiny_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise torch.OutOfMemoryError("planted")
+
+    monkeypatch.setattr("ostinato.engine.execution.executor.allocate_counts", fails)
+    loaded = load_model(EngineConfig(model=str(tiny_dir("llama")), device="cpu", kv_tokens=64))
+    with pytest.raises(OutOfMemoryError, match=r"token counts .* lower max_num_reqs: each request takes 544 bytes"):
+        Executor(loaded)
+
+
+# --- the choice of tokens -------------------------------------------------------------------------
+
+KINDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0, "seed": 1},
+    {"temperature": 1.0, "seed": 2},
+    {"temperature": 5.0, "top_k": 4, "seed": 3},
+    {"temperature": 3.0, "top_p": 0.7, "seed": 4},
+    {"temperature": 3.0, "min_p": 0.2, "seed": 5},
+    {"repetition_penalty": 5.0, "presence_penalty": 2.0},
+    {"temperature": 2.0, "frequency_penalty": -2.0, "seed": 6},
+]
+
+
+@pytest.mark.parametrize("mode", ["none", "piecewise", "full_and_piecewise"])
+def test_one_graph_serves_all_settings(shared_executor: ExecutorMaker, helpers: Any, mode: str) -> None:
+    """Replays of one key follow the settings of each step, row by row, and write no logits."""
+    executor = shared_executor(mode=mode)
+    batch = helpers.BatchMaker(executor)([(9, 1), (5, 1), (12, 1)], is_decode=True)
+    chosen, keys = [], set()
+    for turn in range(len(KINDS)):
+        for row, item in enumerate(batch.items):
+            item.request.params = SamplingParams(**KINDS[(turn + 3 * row) % len(KINDS)])
+        fresh = ScheduledBatch(tuple(item._replace(request=replace(item.request)) for item in batch.items))
+        keys.add(helpers.decision_for(executor, fresh).key)
+        output = executor.execute(fresh)
+        expected = choose_for(output.logits.clone(), fresh.sampling)
+        assert output.token_ids.tolist() == expected.token_ids.tolist()
+        chosen.append(tuple(output.token_ids.tolist()))
+    assert len(keys) == 1 and len(set(chosen)) > 4
+    assert (keys.pop() is None) is (mode == "none")
+
+
+def test_a_prompt_in_a_mixed_full_graph_is_sampled_beside_decodes(shared_executor: ExecutorMaker, helpers: Any) -> None:
+    executor = shared_executor(mode="full", always=True)
+    batch = helpers.BatchMaker(executor)([(9, 1), (0, 5), (8, 7)], partial=1)
+    for item, kind in zip(batch.items, (1, 7, 6), strict=True):
+        item.request.params = SamplingParams(**KINDS[kind])
+    assert helpers.decision_for(executor, batch).runtime_mode is RuntimeMode.FULL
+    counts = executor.token_counts.clone()
+    output = executor.execute(batch)
+    expected = choose_for(output.logits.clone(), batch.sampling)
+    assert output.token_ids.tolist() == expected.token_ids.tolist() and len(batch.sampling) == 2
+    changed = (executor.token_counts != counts).any(1).nonzero().flatten().tolist()
+    assert len(changed) == 1, "only the request that samples and has penalties is counted"
+
+
+def test_token_counts_that_were_replaced_are_noticed(make_executor: ExecutorMaker, helpers: Any) -> None:
+    executor = make_executor(mode="full_decode_only")
+    batch = helpers.BatchMaker(executor)([(9, 1)], is_decode=True)
+    executor.execute(batch)
+    executor._token_counts = executor._token_counts.clone()
+    with pytest.raises(TensorReboundError, match="_token_counts"):
+        executor.execute(batch)
+
+
+def test_without_a_kernel_for_graphs_only_the_likeliest_are_chosen_in_them(
+    make_executor: ExecutorMaker, helpers: Any
+) -> None:
+    """As on CUDA without triton."""
+    executor = make_executor(mode="full_decode_only")
+    executor._sampling_head.draws_in_graphs = False
+    batch = helpers.BatchMaker(executor)([(9, 1), (5, 1)], is_decode=True)
+    assert helpers.decision_for(executor, batch).runtime_mode is RuntimeMode.FULL
+    for params in (SamplingParams(temperature=1.0), SamplingParams(presence_penalty=1.0)):
+        request = replace(batch.items[1].request, params=params)
+        drawn = ScheduledBatch((batch.items[0], batch.items[1]._replace(request=request)))
+        decision = helpers.decision_for(executor, drawn)
+        assert (decision.runtime_mode, decision.reason) == (RuntimeMode.EAGER, Reason.VETOED)
+        assert "triton" in decision.alternatives[0].detail
+        executor.execute(drawn)
 
 
 def test_sizes_above_the_limits_are_refused(tiny_dir: Callable[[str], Path]) -> None:

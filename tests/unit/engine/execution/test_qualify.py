@@ -15,6 +15,7 @@ from ostinato.engine.execution import Executor, qualify_steps
 from ostinato.engine.execution.batch_writer import BatchWriter
 from ostinato.engine.execution.qualify import EngineCases
 from ostinato.engine.kvcache import LayerCache
+from ostinato.engine.layers import SamplingHead
 from ostinato.engine.models import decoder_layer
 from ostinato.engine.request import Request
 from ostinato.errors import RuntimeStateError
@@ -44,16 +45,17 @@ def test_an_engine_passes(shared_executor: ExecutorMaker, family: str) -> None:
     executor = shared_executor(family, mode="full_and_piecewise", **SMALL)
     cache = [flat.key.clone() for flat in executor.caches]
     last_ids = executor.last_ids.clone()
+    counts = executor.token_counts.random_(9).clone()
     report = qualify_steps(executor)
     assert report.passed, report.to_text()
     assert {key.key.kv_tier for key in report.keys} == {None, 256, 300}
     for key in report.keys:
         assert key.max_gap == 0.0 and key.max_gap_unpadded < 1e-4
-        assert key.num_state_tensors == 2 * len(executor.caches) + 1
+        assert key.num_state_tensors == 2 * len(executor.caches) + 2
         assert key.num_cases == (8 if key.key.num_tokens > 1 else 2)
         assert set(key.time_ratios) == {"short contexts", "long contexts"}
     assert all(torch.equal(old, new.key) for old, new in zip(cache, executor.caches, strict=True))
-    assert torch.equal(last_ids, executor.last_ids)
+    assert torch.equal(last_ids, executor.last_ids) and torch.equal(counts, executor.token_counts)
     with pytest.raises(RuntimeStateError):
         get_forward_context()
 
@@ -105,9 +107,9 @@ def longest(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     seen = SimpleNamespace(pages=1)
     write = BatchWriter.write
 
-    def noting(self: BatchWriter, host: dict[str, Tensor], batch: Any) -> None:
-        write(self, host, batch)
+    def noting(self: BatchWriter, host: dict[str, Tensor], batch: Any) -> Any:
         seen.pages = max(len(item.request.pages) for item in batch.items)
+        return write(self, host, batch)
 
     attend = torch_backend.attend_uniform
 
@@ -135,9 +137,10 @@ def test_row_11_padded_rows_write_to_a_live_page(make_executor: ExecutorMaker, m
     write = BatchWriter.write
     plant = SimpleNamespace(slot=lambda host: 4 * 60 + 1)
 
-    def stray(self: BatchWriter, host: dict[str, Tensor], batch: Any) -> None:
-        write(self, host, batch)
+    def stray(self: BatchWriter, host: dict[str, Tensor], batch: Any) -> Any:
+        to_build = write(self, host, batch)
         host["slot_mapping"][batch.num_tokens :] = plant.slot(host)
+        return to_build
 
     monkeypatch.setattr(BatchWriter, "write", stray)
     executor = make_executor(mode="full_decode_only", **SMALL, **ONE_TIER)
@@ -156,9 +159,10 @@ def test_row_11_in_a_large_cache(make_executor: ExecutorMaker, monkeypatch: pyte
     monkeypatch.setattr("ostinato.engine.execution.qualify._MAX_WATCHED_BYTES", 0)
     write = BatchWriter.write
 
-    def stray(self: BatchWriter, host: dict[str, Tensor], batch: Any) -> None:
-        write(self, host, batch)
+    def stray(self: BatchWriter, host: dict[str, Tensor], batch: Any) -> Any:
+        to_build = write(self, host, batch)
         host["slot_mapping"][batch.num_tokens :] = 4 * 70 + 1
+        return to_build
 
     executor = make_executor(mode="full_decode_only", **SMALL, **ONE_TIER)
     assert qualify_steps(executor).passed
@@ -188,6 +192,20 @@ def test_row_13_garbage_of_padded_rows_leaks(make_executor: ExecutorMaker, monke
     assert "NaN or infinity in one of them alone" in found[FindingKind.PADDING_LEAKS].what
     assert found[FindingKind.PADDING_LEAKS].case.startswith("3 of 4 rows")
     assert [key.passed for key in report.keys] == [key.key.num_tokens == 1 for key in report.keys]
+
+
+def test_tokens_counted_in_the_row_of_another_request(
+    make_executor: ExecutorMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = SamplingHead.__call__
+
+    def stray(self: SamplingHead, logits: Tensor, settings: Tensor, count_rows: Tensor, *more: Tensor) -> None:
+        call(self, logits, settings, torch.where(count_rows > 0, count_rows % 4 + 1, 0), *more)
+
+    monkeypatch.setattr(SamplingHead, "__call__", stray)
+    executor = make_executor(mode="full_decode_only", **SMALL, **ONE_TIER)
+    found = findings(qualify_steps(executor), RuntimeMode.FULL)[FindingKind.STATE_WRITES]
+    assert found.what == "state token counts: row 2 written, outside the live set of 1 rows"
 
 
 def test_row_13_a_scale_over_all_rows(make_executor: ExecutorMaker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The fused linear kernels' logic against plain torch; `test_fused_linear_kernels.py` runs this file interpreted."""
+"""The fused linear kernels' logic against plain torch; `test_interpreted_kernels.py` runs this file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ostinato.engine.layers.linear_tiles import MAX_VECTOR_ROWS, LinearTiles
 from ostinato.engine.layers.rms_norm import rms_norm
 from ostinato.engine.models import ModelConfig, build_model, decoder, decoder_layer
 
-assert os.environ.get("TRITON_INTERPRET") == "1", "run test_fused_linear_kernels.py instead"
+assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted_kernels.py instead"
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 # The interpreter multiplies no bfloat16 matrices; tests/gpu does.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,9 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostinato.engine.request import Request, SamplingParams
-from ostinato.engine.sampling import draw, sample
+from ostinato.engine.sampling import draw
 from ostinato.engine.sampling.draw import draw_tokens
 from ostinato.engine.sampling.filters import keep_thresholds
+from ostinato.engine.sampling.settings import Setting, settings_of
+from ostinato.testing.sampling import sample
+
+
+def rows_of(params: Sequence[SamplingParams], uniforms: Sequence[float] | None = None) -> torch.Tensor:
+    """Settings, with these random numbers."""
+    settings = torch.tensor([settings_of(each) for each in params], dtype=torch.float64)
+    if uniforms is not None:
+        settings[:, Setting.UNIFORM] = torch.tensor(uniforms, dtype=torch.float64)
+    return settings
 
 
 def reference(logits: list[float], params: SamplingParams) -> list[float]:
@@ -40,7 +51,7 @@ def histogram(logits: torch.Tensor, params: SamplingParams, num_draws: int) -> l
     """Shares of tokens drawn at evenly spaced numbers: exact to 1 / num_draws per token."""
     rows = logits.expand(num_draws, -1)
     uniforms = [(i + 0.5) / num_draws for i in range(num_draws)]
-    drawn = draw_tokens(rows, [params] * num_draws, uniforms)
+    drawn = draw_tokens(rows, rows_of([params] * num_draws, uniforms))
     shares: list[float] = (drawn.bincount(minlength=logits.shape[-1]) / num_draws).tolist()
     return shares
 
@@ -91,7 +102,7 @@ def test_mixed_rows_keep_what_each_alone_would_keep(rows: list[tuple[dict[str, A
     logits = torch.tensor([values for _, values in rows], dtype=torch.float32)
     temperature = torch.tensor([[p.temperature] for p in params])
     scores = (logits - logits.max(-1, keepdim=True).values) / temperature
-    kept = scores >= keep_thresholds(scores, params)
+    kept = scores >= keep_thresholds(scores, rows_of(params))
     for row, (param, (_, values)) in enumerate(zip(params, rows, strict=True)):
         expected = [probability > 0 for probability in reference([float(v) for v in values], param)]
         assert kept[row].tolist() == expected
@@ -100,7 +111,7 @@ def test_mixed_rows_keep_what_each_alone_would_keep(rows: list[tuple[dict[str, A
 def test_tokens_tied_at_the_limit_are_all_kept() -> None:
     scores = torch.tensor([[0.0, -1.0, -1.0, -1.0, -2.0]])
     for params in (SamplingParams(top_k=2), SamplingParams(top_p=0.6)):
-        threshold = keep_thresholds(scores, [params])
+        threshold = keep_thresholds(scores, rows_of([params]))
         assert (scores >= threshold).tolist() == [[True, True, True, True, False]]
 
 
@@ -115,7 +126,7 @@ def test_ruled_out_tokens_are_never_drawn() -> None:
 def test_the_ends_of_the_unit_interval_give_a_kept_token(uniform: float) -> None:
     logits = torch.randn(1, 4099, generator=torch.Generator().manual_seed(0)) * 4
     params = SamplingParams(temperature=1.0, top_k=10)
-    token = draw_tokens(logits, [params], [uniform]).item()
+    token = draw_tokens(logits, rows_of([params], [uniform])).item()
     assert token in logits[0].topk(10).indices.tolist()
 
 
@@ -123,31 +134,33 @@ def test_numbers_map_to_tokens_in_vocabulary_order() -> None:
     """Each token owns a half-open interval, and a ruled-out one owns nothing, not even its end."""
     logits = torch.tensor([[-math.inf, 0.0, -math.inf, 0.5, 0.0]])
     params = SamplingParams(temperature=1.0, min_p=0.1)
-    assert draw_tokens(logits, [params], [0.0]).item() == 1
+    assert draw_tokens(logits, rows_of([params], [0.0])).item() == 1
     even = torch.tensor([[0.0, 0.0, -math.inf, 0.0, 0.0]])
-    assert [draw_tokens(even, [params], [i / 4]).item() for i in range(4)] == [0, 1, 3, 4]
+    assert [draw_tokens(even, rows_of([params], [i / 4])).item() for i in range(4)] == [0, 1, 3, 4]
 
 
 def test_top_k_keeps_tokens_too_unlikely_to_show_in_a_sum() -> None:
     scores = torch.tensor([[0.0, -50.0, -60.0, -70.0]])
-    assert (scores >= keep_thresholds(scores, [SamplingParams(top_k=3)])).tolist() == [[True, True, True, False]]
+    assert (scores >= keep_thresholds(scores, rows_of([SamplingParams(top_k=3)]))).tolist() == [
+        [True, True, True, False]
+    ]
 
 
 def test_a_tiny_temperature_still_splits_ties() -> None:
     logits = torch.tensor([[1.0, 3.0, 3.0]])
     for temperature in (5e-324, 1e-30, 1e-6):
         params = SamplingParams(temperature=temperature)
-        assert [draw_tokens(logits, [params], [u]).item() for u in (0.25, 0.75)] == [1, 2]
+        assert [draw_tokens(logits, rows_of([params], [u])).item() for u in (0.25, 0.75)] == [1, 2]
 
 
 def test_blocks_of_rows_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(7, 30, generator=torch.Generator().manual_seed(0))
     params = [SamplingParams(temperature=1.0, top_k=i, top_p=1 - i / 20) for i in range(7)]
     uniforms = [i / 7 for i in range(7)]
-    whole = draw_tokens(logits, params, uniforms).tolist()
+    whole = draw_tokens(logits, rows_of(params, uniforms)).tolist()
     for elements in (1, 60, 90):
         monkeypatch.setattr(draw, "_BLOCK_ELEMENTS", elements)
-        assert draw_tokens(logits, params, uniforms).tolist() == whole
+        assert draw_tokens(logits, rows_of(params, uniforms)).tolist() == whole
 
 
 def chi_square(counts: list[int], expected: list[float]) -> float:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ostinato.engine.request import Request, SamplingParams
-from ostinato.engine.sampling import sample
+from ostinato.testing.sampling import sample
 
 
 def make(name: str, **params: object) -> Request:

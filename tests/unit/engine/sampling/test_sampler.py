@@ -1,4 +1,4 @@
-"""sample(): greedy, seeds, neighbours, preemption, bad rows, and what it must not touch."""
+"""Choosing tokens on the CPU: greedy, seeds, neighbours, preemption, bad rows, and what it must not touch."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from ostinato.engine.paging import PageAllocator
 from ostinato.engine.request import FinishReason, Request, SamplingParams
-from ostinato.engine.sampling import sample
+from ostinato.engine.sampling import PendingSample
 from ostinato.engine.scheduler import Scheduler
 from ostinato.errors import EngineError
+from ostinato.testing.sampling import sample
 
 VOCAB = 50
 
@@ -119,10 +120,10 @@ def test_no_requests_no_tokens() -> None:
     assert sample(torch.empty(0, VOCAB), []).token_ids == []
 
 
-@pytest.mark.parametrize("shape", [(3, VOCAB), (VOCAB,), (2, 0), (1, 2, VOCAB)])
-def test_logits_that_do_not_match_are_refused(shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("logits", "tokens"), [((3, VOCAB), 2), ((VOCAB,), 2), ((2, VOCAB), 1), ((1, 2, VOCAB), 2)])
+def test_logits_and_tokens_that_do_not_match_are_refused(logits: tuple[int, ...], tokens: int) -> None:
     with pytest.raises(EngineError, match="do not match"):
-        sample(torch.zeros(shape), [make("a"), make("b")])
+        PendingSample(torch.zeros(tokens, dtype=torch.int64), torch.zeros(logits), [make("a"), make("b")])
 
 
 def test_unseeded_requests_follow_the_given_generator() -> None:

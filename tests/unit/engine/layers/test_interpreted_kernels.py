@@ -1,4 +1,4 @@
-"""Runs `linear_cases.py` through Triton's interpreter, in a process of its own (see `test_triton_kernels.py`)."""
+"""Runs the ``_cases.py`` beside it through Triton's interpreter, each in a process (see `test_triton_kernels.py`)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ def runs_interpreted() -> bool:
     return find_spec("triton") is not None and (release("triton") >= (3, 7) or release("numpy") < (2, 4))
 
 
-CASES = Path(__file__).with_name("linear_cases.py")
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.skipif(not runs_interpreted(), reason="the interpreter of triton before 3.7 breaks on numpy from 2.4 on")
-def test_kernels_under_the_interpreter():
+@pytest.mark.parametrize("cases", ["linear_cases.py", "sampling_cases.py"])
+def test_kernels_under_the_interpreter(cases: str) -> None:
+    file = Path(__file__).with_name(cases)
     source = str(Path(ostinato.__file__).parent.parent)
     environment = {
         **os.environ,
@@ -36,7 +35,7 @@ def test_kernels_under_the_interpreter():
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")]),
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "", str(CASES)]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "", str(file)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
