@@ -384,7 +384,7 @@ def test_only_live_slots_and_the_null_slot_are_written(models: Models) -> None:
     for backend, mode in [(b, m) for b in backends for m in ("none", "piecewise", "full")]:
         with engine(loaded, mode=mode, attention=backend) as executor:
             scheduler = make_scheduler(executor, loaded)
-            flat = [p.view(-1, *p.shape[2:]) for cache in executor._caches for p in (cache.key, cache.value)]
+            flat = [p.view(-1, *p.shape[2:]) for cache in executor.caches for p in (cache.key, cache.value)]
             for slots in flat:
                 slots.fill_(float("nan"))
                 slots[0] = 0.0

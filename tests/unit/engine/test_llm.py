@@ -18,6 +18,7 @@ import torch
 from ostinato import LLM
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.execution import Executor, memory_budget
+from ostinato.engine.execution.kv_pool import KvPool
 from ostinato.engine.request import FinishReason, Request, SamplingParams
 from ostinato.errors import (
     CheckpointError,
@@ -393,6 +394,25 @@ def test_too_little_memory(
     assert "GiB" in caught.value.message and caught.value.fix
 
 
+def test_the_cache_gets_what_graphs_have_left(tiny_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured over more addresses than there is memory for in the end; answers are the same, and pages run out."""
+    settle = KvPool.settle
+
+    def with_little_left(self: KvPool) -> None:
+        monkeypatch.setattr(memory_budget, "available_bytes", lambda _device: 2 * 9 * 16 * self._token_bytes)
+        settle(self)
+
+    settings = {**SETTINGS, "kv_tokens": None, "page_size": 16, "max_model_len": 100}
+    with LLM(str(tiny_dir("llama")), **settings) as llm:
+        expected = [output.token_ids for output in llm.generate(GOOD, TEN)]
+    monkeypatch.setattr(KvPool, "settle", with_little_left)
+    with LLM(str(tiny_dir("llama")), **settings) as llm:
+        executor = llm._require_open()
+        assert llm.stats()["config"]["kv_tokens"] == 8 * 16 < (executor._kv.max_pages - 1) * 16
+        assert [output.token_ids for output in llm.generate(GOOD, TEN)] == expected
+        assert llm.stats()["dispatch"]["by_runtime_mode"]["FULL"] > 0
+
+
 def test_bad_checkpoints(tmp_path: Path) -> None:
     folder = write_tiny_model(tmp_path)
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-8])
@@ -481,7 +501,7 @@ def test_close_gives_weights_cache_and_graphs_back(tiny_dir: Callable[[str], Pat
     engine.generate(GOOD, TEN)
     executor = engine._executor
     assert executor is not None
-    owned = [weakref.ref(executor._model), weakref.ref(executor._caches[0].key.untyped_storage())]
+    owned = [weakref.ref(executor._model), weakref.ref(executor._kv.reserved[0].key.untyped_storage())]
     backend = executor.graphed.backend
     engine.close()
     del executor
@@ -501,7 +521,7 @@ def test_a_failed_start_leaves_nothing(tiny_dir: Callable[[str], Path], monkeypa
     monkeypatch.setattr(Executor, "close", lambda self: (closed.append(self), close(self))[1])
     with pytest.raises(RuntimeError, match="planted"):
         LLM(str(tiny_dir("llama")), **SETTINGS)
-    assert len(closed) == 1 and closed[0]._caches == []
+    assert len(closed) == 1 and closed[0]._kv is None
 
 
 def test_instances_do_not_disturb_each_other(tiny_dir: Callable[[str], Path]) -> None:

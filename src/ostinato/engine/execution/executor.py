@@ -26,12 +26,12 @@ from ostinato.engine.attention import (
 from ostinato.engine.execution.batch_slots import batch_slots
 from ostinato.engine.execution.batch_writer import BatchWriter
 from ostinato.engine.execution.graph_settings import graph_settings
+from ostinato.engine.execution.kv_pool import KvPool
 from ostinato.engine.execution.loading import LoadedModel
-from ostinato.engine.execution.memory_budget import choose_kv_tokens
 from ostinato.engine.execution.shadow import EngineShadow
 from ostinato.engine.execution.step_context import graph_metadata, live_metadata, made_up_metadata
 from ostinato.engine.execution.veto import why_no_full_graph
-from ostinato.engine.kvcache import LayerCache, allocate_caches, pages_for_tokens
+from ostinato.engine.kvcache import LayerCache
 from ostinato.engine.layers import FusedLinears, SamplingHead, feed_ids
 from ostinato.engine.layers.linear_table import load_table, table_key
 from ostinato.engine.sampling import allocate_counts, apply_processors, build_rows
@@ -134,20 +134,7 @@ class Executor:
             with torch.inference_mode(False):
                 shape = (config.max_num_reqs, model.vocab_size)
                 self._logits = torch.empty(shape, dtype=loaded.dtype, device=loaded.device)
-        self.kv_tokens = choose_kv_tokens(config, model, element_bytes=loaded.dtype.itemsize, device=loaded.device)
-        self.num_pages = pages_for_tokens(num_tokens=self.kv_tokens, page_size=config.page_size)
-        try:
-            self._caches = allocate_caches(
-                num_layers=model.num_layers,
-                num_pages=self.num_pages,
-                page_size=config.page_size,
-                num_kv_heads=model.num_kv_heads,
-                head_dim=model.head_dim,
-                dtype=loaded.dtype,
-                device=loaded.device,
-            )
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemoryError("the KV cache does not fit", fix="lower kv_tokens or max_model_len") from error
+        self._kv = KvPool(config, model, dtype=loaded.dtype, device=loaded.device)
         self._sampling_head = SamplingHead(max_rows=config.max_num_reqs, device=loaded.device)
         with torch.inference_mode(False):
             self._last_ids = torch.zeros(config.max_num_reqs + 1, dtype=torch.int64, device=loaded.device)
@@ -159,7 +146,7 @@ class Executor:
                 vocab_size=model.vocab_size,
                 max_model_len=config.max_model_len,
                 max_num_reqs=config.max_num_reqs,
-                num_pages=self.num_pages,
+                num_pages=self._kv.max_pages,
                 page_size=config.page_size,
             ),
             config=settings,
@@ -177,7 +164,7 @@ class Executor:
         self.capture_seconds = 0.0
 
     def prepare(self, *, on_key: Callable[[GraphKey], None] | None = None) -> None:
-        """Compile, warm up and capture everything that serving needs.
+        """Compile, warm up and capture everything that serving needs; the KV cache gets what is left.
 
         Args:
             on_key: told of each key once it is warm and once it is captured.
@@ -189,9 +176,12 @@ class Executor:
                 self.graphed.warm_up(on_key=on_key)
                 if self.graphed.keys:
                     self.capture_seconds = self.graphed.capture(on_key=on_key).seconds
+                if self._device.type == "cuda":
+                    self._run_largest_step()
         finally:
             self._in_full_graph = False
             install_forward_context(None)
+        self._kv.settle()
 
     def resize(self, suggestion: SizeSuggestion, *, on_key: Callable[[GraphKey], None] | None = None) -> ResizeReport:
         """Capture the suggested sizes and give the others back; no step may be in flight.
@@ -290,7 +280,17 @@ class Executor:
     @property
     def caches(self) -> Sequence[LayerCache]:
         """The KV cache of each layer."""
-        return self._caches
+        return self._kv.pages()
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the KV cache, the null page included."""
+        return self._kv.num_pages
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV cache holds."""
+        return self._kv.num_tokens
 
     @property
     def last_ids(self) -> Tensor:
@@ -326,8 +326,16 @@ class Executor:
     def close(self) -> None:
         """Give back graphs, then caches, and let go of the model. Idempotent."""
         self.graphed.close()
-        self._caches, self._logits = [], None
+        self._logits = None
+        self._kv = None  # type: ignore[assignment]
         self._model = self._token_counts = None  # type: ignore[assignment]  # `execute` is refused before their use
+
+    def _run_largest_step(self) -> None:
+        """Run the largest step that there can be, which may have no graph: so the allocator has memory for it."""
+        key = GraphKey(runtime_mode=RuntimeMode.PIECEWISE, num_tokens=self.limits.max_num_batched_tokens)
+        args, kwargs = self.graphed.made_up_call(key)
+        hidden = self.forward(*args, **kwargs)
+        self._model.compute_logits(hidden[: self.limits.max_num_reqs])
 
     def _prepare(self, key: GraphKey) -> None:
         """Fresh metadata before each warm-up run and capture of ``key``."""
@@ -358,7 +366,7 @@ class Executor:
         )
 
     def _with(self, metadata: AttentionMetadata) -> ForwardContext:
-        return ForwardContext(metadata=metadata, caches=self._caches, backend=self._attention)
+        return ForwardContext(metadata=metadata, caches=self._kv.reserved, backend=self._attention)
 
     def _live_batch(self, batch: ScheduledBatch) -> LiveBatch:
         context = None

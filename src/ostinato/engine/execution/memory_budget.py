@@ -1,24 +1,35 @@
-"""How many tokens of KV cache an engine gets, from the memory that is free once the weights are there.
+"""How many tokens of KV cache an engine gets, from the memory that is free. Says which knob gives how much.
 
-Estimates before allocation; the runtime's ledger measures after. Says which knob gives how much.
+Called by `KvPool`: before graphs are captured for the most that there could be, and afterwards for what there is.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from ostinato.engine.config import EngineConfig
-from ostinato.engine.kvcache import bytes_per_token, how_many_pages
-from ostinato.engine.models import ModelConfig
+from ostinato.engine.kvcache import how_many_pages
 from ostinato.engine.paging import pages_for
 from ostinato.errors import OutOfMemoryError
 
-__all__ = ["available_bytes", "check_weights_fit", "choose_kv_tokens"]
+__all__ = [
+    "SHARE_AFTER_CAPTURE",
+    "SHARE_BEFORE_CAPTURE",
+    "asked_kv_tokens",
+    "available_bytes",
+    "check_weights_fit",
+    "kv_budget_bytes",
+    "most_kv_tokens",
+]
 
-_KV_SHARE = {"cpu": 0.5, "cuda": 0.85}  # of what is free; the rest is for activations, graphs and neighbours
+SHARE_BEFORE_CAPTURE: Final = {"cpu": 0.5, "cuda": 0.85}
+"""Of what is free; the rest is for activations, graphs and neighbours."""
+SHARE_AFTER_CAPTURE: Final = {"cpu": 0.5, "cuda": 0.95}
+"""Graphs and the largest step have taken theirs; the rest is for what fragments, and for neighbours."""
 
 
 def available_bytes(device: torch.device) -> int:
@@ -43,35 +54,52 @@ def check_weights_fit(num_bytes: int, device: torch.device) -> None:
         )
 
 
-def choose_kv_tokens(config: EngineConfig, model: ModelConfig, *, element_bytes: int, device: torch.device) -> int:
-    """Tokens of KV cache, a whole number of pages.
+def kv_budget_bytes(device: torch.device, share: float) -> int:
+    """Bytes that the cache may take, if it gets ``share`` of what is free now."""
+    return int(available_bytes(device) * share)
+
+
+def asked_kv_tokens(config: EngineConfig, *, budget_bytes: int, token_bytes: int) -> int:
+    """``config.kv_tokens`` in whole pages.
 
     Args:
-        config: resolved; its ``kv_tokens`` is taken if it fits, else as many as the other limits can use.
-        element_bytes: of the cache's dtype.
+        config: resolved.
+        budget_bytes: for the cache, the null page included.
+        token_bytes: of all layers.
 
     Raises:
-        OutOfMemoryError: what was asked for, or one request of ``max_model_len``, does not fit.
+        OutOfMemoryError: they do not fit.
+    """
+    assert config.kv_tokens is not None, "asked for"
+    wanted = pages_for(config.kv_tokens, config.page_size) * config.page_size
+    fitting = _fitting_tokens(config, budget_bytes, token_bytes)
+    if wanted > fitting:
+        raise _does_not_fit(wanted, fitting, token_bytes, fix="lower kv_tokens")
+    return wanted
+
+
+def most_kv_tokens(config: EngineConfig, *, budget_bytes: int, token_bytes: int) -> int:
+    """As many as fit, but no more than ``max_num_reqs`` requests of ``max_model_len`` can use.
+
+    Args:
+        config: resolved.
+        budget_bytes: for the cache, the null page included.
+        token_bytes: of all layers.
+
+    Raises:
+        OutOfMemoryError: one request of ``max_model_len`` does not fit.
     """
     assert config.max_num_reqs is not None and config.max_model_len is not None, "the config is resolved"
-    token_bytes = bytes_per_token(
-        num_layers=model.num_layers,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.head_dim,
-        element_bytes=element_bytes,
-    )
-    budget = int(available_bytes(device) * _KV_SHARE[device.type])
-    pages = how_many_pages(budget_bytes=budget, page_size=config.page_size, token_bytes=token_bytes)
-    fitting = (pages - 1) * config.page_size  # one page is the null page
-    if config.kv_tokens is not None:
-        wanted = pages_for(config.kv_tokens, config.page_size) * config.page_size
-        if wanted > fitting:
-            raise _does_not_fit(wanted, fitting, token_bytes, fix="lower kv_tokens")
-        return wanted
     longest = pages_for(config.max_model_len, config.page_size) * config.page_size
+    fitting = _fitting_tokens(config, budget_bytes, token_bytes)
     if longest > fitting:
         raise _does_not_fit(longest, fitting, token_bytes, fix="lower max_model_len, or set kv_tokens")
     return min(longest * config.max_num_reqs, fitting)
+
+
+def _fitting_tokens(config: EngineConfig, budget_bytes: int, token_bytes: int) -> int:
+    pages = how_many_pages(budget_bytes=budget_bytes, page_size=config.page_size, token_bytes=token_bytes)
+    return (pages - 1) * config.page_size  # one page is the null page
 
 
 def _does_not_fit(wanted: int, fitting: int, token_bytes: int, *, fix: str) -> OutOfMemoryError:

@@ -1,18 +1,19 @@
 """The tensors that hold keys and values, one pair a layer.
 
 Which page belongs to whom is the business of `engine.paging`; reading and writing that of
-`engine.attention`. Made once by `engine.execution`: graphs hold these addresses, so they never move.
+`engine.attention`. Graphs hold these addresses, so they never move.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["LayerCache", "allocate_caches", "by_slot", "named_pages"]
+__all__ = ["LayerCache", "allocate_caches", "by_slot", "caches_over", "named_pages"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,6 +34,10 @@ class LayerCache:
     def page_size(self) -> int:
         """Tokens a page."""
         return self.key.shape[1]
+
+    def first(self, num_pages: int) -> LayerCache:
+        """The first ``num_pages`` of these pages; a view."""
+        return LayerCache(key=self.key[:num_pages], value=self.value[:num_pages])
 
     @property
     def num_kv_heads(self) -> int:
@@ -59,8 +64,21 @@ def allocate_caches(
 
     Zeroed, so that a slot nobody has written yet is finite whoever reads it.
     """
-    storage = torch.zeros((num_layers, 2, num_pages, page_size, num_kv_heads, head_dim), dtype=dtype, device=device)
-    return [LayerCache(key=pair[0], value=pair[1]) for pair in storage]
+    page = (page_size, num_kv_heads, head_dim)
+    num_bytes = num_pages * math.prod(page) * dtype.itemsize
+    memory = torch.zeros((2 * num_layers, num_bytes), dtype=torch.uint8, device=device)
+    return caches_over(memory, num_pages=num_pages, page=page, dtype=dtype)
+
+
+def caches_over(memory: Tensor, *, num_pages: int, page: tuple[int, int, int], dtype: torch.dtype) -> list[LayerCache]:
+    """Caches in ``memory``, [2 * num_layers, at least the bytes of num_pages] uint8: a layer's keys, then its values.
+
+    Args:
+        page: (page_size, num_kv_heads, head_dim).
+    """
+    num_bytes = num_pages * math.prod(page) * dtype.itemsize
+    parts = [part[:num_bytes].view(dtype).view(num_pages, *page) for part in memory]
+    return [LayerCache(key=key, value=value) for key, value in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def named_pages(caches: Iterable[LayerCache]) -> Iterator[tuple[str, Tensor]]:

@@ -42,7 +42,7 @@ class ReservedRegions:
             raise ConfigError(
                 f"{num_regions} regions of {region_bytes} bytes", fix="reserve at least one region of one byte"
             )
-        self.is_lazy = device.type == "cpu" or can_map(device)
+        self.is_lazy = self.can_be_lazy(device)
         self.num_regions = num_regions
         self._mapped: MappedRange | None = None
         with torch.inference_mode(False):
@@ -60,6 +60,11 @@ class ReservedRegions:
                 self.granule_bytes, self.region_bytes = 1, region_bytes
                 self.backed_bytes = 0 if self.is_lazy else region_bytes
                 self._whole = torch.zeros(num_regions, region_bytes, dtype=torch.uint8, device=device)
+
+    @staticmethod
+    def can_be_lazy(device: torch.device) -> bool:
+        """Whether ``device`` can put memory behind addresses later."""
+        return device.type == "cpu" or can_map(device)
 
     @property
     def memory(self) -> torch.Tensor:

@@ -16,16 +16,14 @@ _PAGE_SIZE, _TOKEN_BYTES = 16, 1 << 17
 def _protected(device: str) -> Outcome:
     """Nothing below zero where nothing fits; and what is asked for and does not fit is refused with its size."""
     from ostinato.engine.config import EngineConfig  # the engine's libraries are an extra
-    from ostinato.engine.execution.memory_budget import choose_kv_tokens
+    from ostinato.engine.execution.memory_budget import SHARE_BEFORE_CAPTURE, asked_kv_tokens, kv_budget_bytes
     from ostinato.engine.kvcache import how_many_pages
-    from ostinato.engine.models import ModelConfig
-    from ostinato.testing.tiny_models import tiny_config
 
     pages = [how_many_pages(budget_bytes=n, page_size=_PAGE_SIZE, token_bytes=_TOKEN_BYTES) for n in (-_GIB, 0, _GIB)]
     assert pages == [0, 0, 512]
     config = EngineConfig(kv_tokens=10**15, max_num_reqs=1, max_model_len=64)
-    model = ModelConfig.from_hf(tiny_config())
-    tokens = choose_kv_tokens(config, model, element_bytes=4, device=torch.device(device))
+    budget = kv_budget_bytes(torch.device(device), SHARE_BEFORE_CAPTURE[device])
+    tokens = asked_kv_tokens(config, budget_bytes=budget, token_bytes=_TOKEN_BYTES)
     return "refused", tokens
 
 
@@ -45,9 +43,9 @@ MEMORY_ESTIMATE = Fault(
     row=30,
     title="the memory estimate is negative, 3x too large, or counted twice",
     source="vllm#44740, #45178, #57936",
-    protection="the cache takes a share of what is free once the weights are there, never less than nothing; what does "
-    "not fit is refused with its size and the knob",
-    cost="one look at the free memory at start",
+    protection="the cache gets its size from what is free once the graphs are captured, never less than nothing; what "
+    "does not fit is refused with its size and the knob",
+    cost="one look at the free memory at start, and one after capture",
     caught_by=OutOfMemoryError,
     plant=Plant(protected=_protected, unprotected=_unprotected),
 )

@@ -169,7 +169,7 @@ class BatchMaker:
 
 def flat_caches(executor: Executor) -> list[Tensor]:
     """Every cache tensor as [num_slots, num_kv_heads, head_dim]."""
-    return [pages.view(-1, *pages.shape[2:]) for cache in executor._caches for pages in (cache.key, cache.value)]
+    return [pages.view(-1, *pages.shape[2:]) for cache in executor.caches for pages in (cache.key, cache.value)]
 
 
 def bits(tensor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from ostinato.engine.execution import Executor, load_model
 from ostinato.engine.request import SamplingParams
 from ostinato.engine.scheduler import ScheduledBatch
 from ostinato.errors import ClosedError, ConfigError, OutOfMemoryError, TensorReboundError
-from ostinato.runtime import GraphKey, Mode, Reason, RuntimeMode
+from ostinato.runtime import GraphKey, Mode, Reason, ReservedRegions, RuntimeMode
 from ostinato.testing.sampling import choose_for
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def test_close_gives_the_memory_back(make_executor: ExecutorMaker, helpers: Any)
     executor = make_executor(mode="full_and_piecewise")
     batch = helpers.BatchMaker(executor)([(9, 1)], is_decode=True)
     executor.execute(batch)
-    owned = [weakref.ref(executor._caches[0].key.untyped_storage()), weakref.ref(executor._model)]
+    owned = [weakref.ref(executor.caches[0].key.untyped_storage()), weakref.ref(executor._model)]
     owned.append(weakref.ref(executor.token_counts.untyped_storage()))
     plans = [weakref.ref(plan.outputs) for plan in executor.graphed.plans.values()]
     assert executor.graphed.backend.memory().reserved_bytes > 0
@@ -137,10 +137,10 @@ def test_close_gives_the_memory_back(make_executor: ExecutorMaker, helpers: Any)
 
 
 def test_a_cache_that_cannot_be_allocated(tiny_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(**_: Any) -> None:
+    def fails(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("planted")
 
-    monkeypatch.setattr("ostinato.engine.execution.executor.allocate_caches", fails)
+    monkeypatch.setattr(ReservedRegions, "__init__", fails)
     loaded = load_model(EngineConfig(model=str(tiny_dir("llama")), device="cpu", kv_tokens=64))
     with pytest.raises(OutOfMemoryError, match="KV cache") as caught:
         Executor(loaded)

@@ -1,0 +1,106 @@
+"""The engine's KV cache: its addresses before graphs are captured over them, its size from what is left afterwards.
+
+So nothing is guessed about the memory of graphs, and nothing is captured twice. Where a device cannot put memory
+behind addresses later, or the number of tokens was asked for, all of it is there from the beginning. Owned by the
+executor.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ostinato.engine.config import EngineConfig
+from ostinato.engine.execution.memory_budget import (
+    SHARE_AFTER_CAPTURE,
+    SHARE_BEFORE_CAPTURE,
+    asked_kv_tokens,
+    kv_budget_bytes,
+    most_kv_tokens,
+)
+from ostinato.engine.kvcache import LayerCache, bytes_per_token, caches_over, pages_for_tokens
+from ostinato.engine.models import ModelConfig
+from ostinato.errors import OutOfMemoryError
+from ostinato.runtime import ReservedRegions
+
+__all__ = ["KvPool"]
+
+
+class KvPool:
+    """Keys and values of all layers.
+
+    Args:
+        config: resolved.
+        model: whose cache it is.
+        dtype: of the cache.
+        device: where it lies.
+
+    Raises:
+        OutOfMemoryError: what was asked for, or one request of ``max_model_len``, does not fit.
+    """
+
+    def __init__(self, config: EngineConfig, model: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        self._config, self._device = config, device
+        self._page = (config.page_size, model.num_kv_heads, model.head_dim)
+        self._page_bytes = math.prod(self._page) * dtype.itemsize  # of a layer's keys, or of its values
+        self._token_bytes = bytes_per_token(
+            num_layers=model.num_layers,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            element_bytes=dtype.itemsize,
+        )
+        is_measured = config.kv_tokens is None and ReservedRegions.can_be_lazy(device)
+        # Addresses are cheap: reserve what there could be at most, and settle after capture.
+        budget = kv_budget_bytes(device, 1.0 if is_measured else SHARE_BEFORE_CAPTURE[device.type])
+        choose = most_kv_tokens if config.kv_tokens is None else asked_kv_tokens
+        tokens = choose(config, budget_bytes=budget, token_bytes=self._token_bytes)
+        self.max_pages = pages_for_tokens(num_tokens=tokens, page_size=config.page_size)
+        """Pages that have addresses; graphs may be captured over all of them."""
+        try:
+            self._regions = ReservedRegions(
+                num_regions=2 * model.num_layers, region_bytes=self.max_pages * self._page_bytes, device=device
+            )
+            if not is_measured:
+                self._regions.back(self.max_pages * self._page_bytes)
+        except (OutOfMemoryError, torch.OutOfMemoryError) as error:
+            raise OutOfMemoryError("the KV cache does not fit", fix="lower kv_tokens or max_model_len") from error
+        self.reserved = caches_over(self._regions.memory, num_pages=self.max_pages, page=self._page, dtype=dtype)
+        """Over all addresses, of which only the first `num_pages` may be touched; what graphs and steps are given."""
+        self.num_pages = min(self.max_pages, self._regions.backed_bytes // self._page_bytes)
+        """Pages that are memory, the null page included."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that requests can have in it."""
+        return (self.num_pages - 1) * self._config.page_size
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory that it holds."""
+        return self._regions.num_regions * self._regions.backed_bytes
+
+    def pages(self) -> list[LayerCache]:
+        """The pages that are memory, of each layer."""
+        return [cache.first(self.num_pages) for cache in self.reserved]
+
+    def settle(self) -> None:
+        """Take what is left, less a reserve, now that everything else is there. Called once, after capture.
+
+        Raises:
+            OutOfMemoryError: not even one request of ``max_model_len`` fits beside the graphs.
+        """
+        if self._config.kv_tokens is not None or not self._regions.is_lazy:
+            return
+        regions, granule = self._regions, self._regions.granule_bytes
+        budget = self.num_bytes + kv_budget_bytes(self._device, SHARE_AFTER_CAPTURE[self._device.type])
+        region_bytes = budget // regions.num_regions // granule * granule  # a part of a granule would be wasted
+        tokens = most_kv_tokens(
+            self._config, budget_bytes=region_bytes * regions.num_regions, token_bytes=self._token_bytes
+        )
+        num_pages = min(self.max_pages, pages_for_tokens(num_tokens=tokens, page_size=self._config.page_size))
+        try:
+            regions.back(num_pages * self._page_bytes)
+        except OutOfMemoryError as error:  # somebody else was faster
+            raise OutOfMemoryError("the KV cache does not fit", fix="set kv_tokens, or free the device") from error
+        self.num_pages = num_pages
