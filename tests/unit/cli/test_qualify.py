@@ -52,7 +52,7 @@ def test_json_is_one_object(ostinato_command: Command, capsys: Capture, options:
     assert report["model"] == options[2]
     assert [key["key"].split()[0] for key in report["keys"]] == ["PIECEWISE", "FULL", "FULL"]
     for key in report["keys"]:
-        assert key["passed"] and key["cases"] >= 2 and key["max_gap"] == 0.0 and key["state_tensors"] == 5
+        assert key["passed"] and key["cases"] >= 2 and key["max_gap"] == 0.0 and key["state_tensors"] == 6
 
 
 def test_a_quarantined_key_is_told(
