@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "explain": "Show which graphs a mode gives here, what a step runs as, and why.",
     "generate": "Generate text from prompts, and say how the steps were run.",
     "inspect": "Show what a captured graph consists of.",
+    "memory": "Predict where an engine's memory goes, by owner, and how many KV tokens fit.",
     "plan": "Choose the sizes to capture for a traffic.",
     "qualify": "Compare every graph of a model with eager, on padded and poisoned batches.",
     "stats": "Show what an engine's steps did, from its event file or its metrics endpoint.",

@@ -341,7 +341,7 @@ class LLM:
             raise ConfigError(f"suggestion is a {type(suggestion).__name__}", fix="pass what suggest_sizes() returned")
         with self._updates.lock:
             self._loop.settle()
-            return executor.resize(suggestion, on_key=on_key)
+            return executor.resize(sizes=suggestion.sizes, decode_sizes=suggestion.decode_sizes, on_key=on_key)
 
     def close(self) -> None:
         """Give graphs, cache and weights back. Idempotent."""

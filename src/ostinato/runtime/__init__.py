@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ostinato.runtime.doctor import Diagnosis, ModeOutcome, OpFinding, SuggestedBreak, diagnose
     from ostinato.runtime.graphed import Graphed
     from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch, Mode, Partition, RuntimeMode, Veto
-    from ostinato.runtime.memory import ReservedRegions
+    from ostinato.runtime.memory import CaptureCost, DeviceView, GraphGrowth, Ledger, ReservedRegions
     from ostinato.runtime.opaque import opaque_op
     from ostinato.runtime.planning import (
         CostCurve,
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchKind",
+    "CaptureCost",
     "CaptureSupport",
     "Case",
     "Compiler",
@@ -73,15 +74,18 @@ __all__ = [
     "CostTable",
     "Culprit",
     "Decision",
+    "DeviceView",
     "Diagnosis",
     "Finding",
     "FindingKind",
     "GraphConfig",
+    "GraphGrowth",
     "GraphKey",
     "GraphPrice",
     "Graphed",
     "HYSTERESIS",
     "KeyReport",
+    "Ledger",
     "LiveBatch",
     "Mode",
     "ModeOutcome",
@@ -130,6 +134,7 @@ __all__ = [
 
 _HOMES = {
     "BatchKind": "ostinato.runtime.dispatch",
+    "CaptureCost": "ostinato.runtime.memory",
     "CaptureSupport": "ostinato.runtime.keys",
     "Case": "ostinato.runtime.qualify",
     "Compiler": "ostinato.runtime.keys",
@@ -138,15 +143,18 @@ _HOMES = {
     "CostTable": "ostinato.runtime.dispatch",
     "Culprit": "ostinato.runtime.qualify",
     "Decision": "ostinato.runtime.dispatch",
+    "DeviceView": "ostinato.runtime.memory",
     "Diagnosis": "ostinato.runtime.doctor",
     "Finding": "ostinato.runtime.qualify",
     "FindingKind": "ostinato.runtime.qualify",
     "GraphConfig": "ostinato.runtime.config",
+    "GraphGrowth": "ostinato.runtime.memory",
     "GraphKey": "ostinato.runtime.keys",
     "GraphPrice": "ostinato.runtime.planning",
     "Graphed": "ostinato.runtime.graphed",
     "HYSTERESIS": "ostinato.runtime.dispatch",
     "KeyReport": "ostinato.runtime.qualify",
+    "Ledger": "ostinato.runtime.memory",
     "LiveBatch": "ostinato.runtime.keys",
     "Mode": "ostinato.runtime.keys",
     "ModeOutcome": "ostinato.runtime.doctor",

@@ -20,6 +20,7 @@ from ostinato.runtime.capture import CaptureBackend
 from ostinato.runtime.config import GraphConfig
 from ostinato.runtime.dispatch import Dispatcher
 from ostinato.runtime.keys import GraphKey
+from ostinato.runtime.memory import CaptureCost
 from ostinato.runtime.planning import PlannedSizes, largest_first
 from ostinato.runtime.runners import CapturedKeys, CapturedPlan, capture_all
 from ostinato.telemetry import EventBus, GraphClosed
@@ -36,6 +37,8 @@ class ResizeReport:
     failed: dict[GraphKey, Exception] = field(default_factory=dict)
     """New keys that could not be captured; if there are any, nothing was retired."""
     seconds: float = 0.0
+    costs: dict[GraphKey, CaptureCost] = field(default_factory=dict)
+    """What each added key has taken of the device."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -142,7 +145,9 @@ class Resizing:
         for key in plans:
             self.dispatcher.mark_captured(key)
         seconds = time.perf_counter() - began
-        return ResizeReport(added=list(plans), retired=retired, failed=report.failed, seconds=seconds)
+        return ResizeReport(
+            added=list(plans), retired=retired, failed=report.failed, seconds=seconds, costs=report.costs
+        )
 
     def _warm_up(self, keys: Sequence[GraphKey]) -> dict[GraphKey, Exception]:
         """Run ``keys`` eagerly; the errors of those that cannot be."""

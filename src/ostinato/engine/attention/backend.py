@@ -59,6 +59,11 @@ class AttentionBackend(Protocol):
         ...
 
     @property
+    def workspace_bytes(self) -> int:
+        """Device memory that the backend keeps for itself."""
+        ...
+
+    @property
     def fuses_rotary(self) -> bool:
         """Whether it is a `FusedAttentionBackend`."""
         ...

@@ -24,6 +24,7 @@ class TorchAttention:
     name = "torch"
     capture_support = CaptureSupport.UNIFORM_BATCH
     fuses_rotary = False
+    workspace_bytes = 0
 
     def write_kv(self, k: Tensor, v: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> None:
         """See `AttentionBackend.write_kv`. Slot 0 holds zeros afterwards: `attend_uniform` reads it for "nothing"."""

@@ -4,6 +4,7 @@ from ostinato.engine.execution.costs import StoredCosts, measure_costs
 from ostinato.engine.execution.examine import examine_steps
 from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.loading import LoadedModel, load_model
+from ostinato.engine.execution.memory import MemoryForecast, forecast_memory
 from ostinato.engine.execution.qualify import qualify_steps
 from ostinato.engine.execution.step_query import StepQuery
 from ostinato.runtime import (
@@ -24,6 +25,7 @@ __all__ = [
     "GraphKey",
     "KeyReport",
     "LoadedModel",
+    "MemoryForecast",
     "PlanInspection",
     "QualificationReport",
     "ResizeReport",
@@ -31,6 +33,7 @@ __all__ = [
     "StepQuery",
     "StoredCosts",
     "examine_steps",
+    "forecast_memory",
     "load_model",
     "measure_costs",
     "qualify_steps",

@@ -39,13 +39,14 @@ from ostinato.engine.scheduler import ScheduledBatch
 from ostinato.engine.weights.cache import cache_root
 from ostinato.errors import EngineError, OutOfMemoryError
 from ostinato.runtime import (
+    CaptureCost,
     Decision,
     Graphed,
     GraphKey,
+    Ledger,
     LiveBatch,
     ResizeReport,
     RuntimeMode,
-    SizeSuggestion,
     Veto,
 )
 from ostinato.telemetry import Sink
@@ -162,6 +163,8 @@ class Executor:
         self._rows_are_requests = False  # in such a graph
         self._has_shadow = config.shadow_every > 0
         self.capture_seconds = 0.0
+        self.capture_costs: Mapping[GraphKey, CaptureCost] = {}
+        """What each captured key has taken of the device."""
 
     def prepare(self, *, on_key: Callable[[GraphKey], None] | None = None) -> None:
         """Compile, warm up and capture everything that serving needs; the KV cache gets what is left.
@@ -175,7 +178,8 @@ class Executor:
                 self._sampling_head.warm_up(self._token_counts, self._shape.dtype, torch.float32)  # of processors
                 self.graphed.warm_up(on_key=on_key)
                 if self.graphed.keys:
-                    self.capture_seconds = self.graphed.capture(on_key=on_key).seconds
+                    report = self.graphed.capture(on_key=on_key)
+                    self.capture_seconds, self.capture_costs = report.seconds, report.costs
                 if self._device.type == "cuda":
                     self._run_largest_step()
         finally:
@@ -183,16 +187,39 @@ class Executor:
             install_forward_context(None)
         self._kv.settle()
 
-    def resize(self, suggestion: SizeSuggestion, *, on_key: Callable[[GraphKey], None] | None = None) -> ResizeReport:
-        """Capture the suggested sizes and give the others back; no step may be in flight.
+    def resize(
+        self,
+        *,
+        sizes: tuple[int, ...] | None,
+        decode_sizes: tuple[int, ...] | None,
+        on_key: Callable[[GraphKey], None] | None = None,
+    ) -> ResizeReport:
+        """Capture these sizes and give the others back; no step may be in flight.
 
         Raises: what `Graphed.resize` does.
         """
         try:
             with torch.inference_mode():
-                return self.graphed.resize(sizes=suggestion.sizes, decode_sizes=suggestion.decode_sizes, on_key=on_key)
+                report = self.graphed.resize(sizes=sizes, decode_sizes=decode_sizes, on_key=on_key)
         finally:
             self.leave_step()
+        kept = {key: cost for key, cost in self.capture_costs.items() if key not in set(report.retired)}
+        self.capture_costs = kept | report.costs
+        return report
+
+    def memory(self) -> Ledger:
+        """Bytes by owner, measured now; on CUDA "executables" may hold kernels that were loaded at capture."""
+        ledger = Ledger()
+        storages = [t.untyped_storage() for t in (*self._model.parameters(), *self._model.buffers())]
+        ledger.enter("weights", sum({s.data_ptr(): s.nbytes() for s in storages}.values()))
+        ledger.enter("KV cache", self._kv.num_bytes)
+        ledger.enter("logits", 0 if self._logits is None else self._logits.nbytes)
+        ledger.enter("sampling state", self._token_counts.nbytes + self._last_ids.nbytes)
+        ledger.enter("attention workspaces", self._attention.workspace_bytes)
+        for owner, num_bytes in self.graphed.memory().owners.items():
+            ledger.enter(owner, num_bytes)
+        ledger.enter("executables", sum(cost.driver_bytes for cost in self.capture_costs.values()))
+        return ledger
 
     def execute(self, batch: ScheduledBatch) -> StepOutput:
         """Launch one step; waits for nothing on the device.

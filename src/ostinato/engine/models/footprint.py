@@ -60,6 +60,7 @@ def footprint_of(config: ModelConfig, *, element_bytes: int) -> Footprint:
 
     qk_norms = 2 * dim if traits.has_qk_norm else 0
     norms = (2 * layers + 1) * hidden + layers * qk_norms
+    of_norms = f"{norms} (2 a layer and 1, of {hidden}" + (f"; 2 a layer, of {dim})" if qk_norms else ")")
     biases = merged * traits.has_qkv_bias + hidden * traits.has_out_bias + (2 * inner + hidden) * traits.has_mlp_bias
     weights = [
         term("embedding", f"{vocab} vocabulary x {hidden} hidden", vocab * hidden),
@@ -67,7 +68,7 @@ def footprint_of(config: ModelConfig, *, element_bytes: int) -> Footprint:
         term("attention out", f"{layers} layers x {heads} x {dim} x {hidden}", layers * heads * dim * hidden),
         term("gate and up", f"{layers} layers x 2 x {hidden} x {inner}", layers * 2 * hidden * inner),
         term("down", f"{layers} layers x {inner} x {hidden}", layers * inner * hidden),
-        term("norms", f"(2 x {layers} + 1) x {hidden} + {layers} x {qk_norms}", norms),
+        term("norms", of_norms, norms),
     ]
     if biases:
         weights.append(term("biases", f"{layers} layers x {biases}", layers * biases))

@@ -42,6 +42,11 @@ class FlashInferAttention:
         self._plans: StepPlans | None = None
         self._write: _Write = _write_by_index
 
+    @property
+    def workspace_bytes(self) -> int:
+        """See `AttentionBackend.workspace_bytes`."""
+        return 0 if self._plans is None else self._plans.num_bytes
+
     def reserve(self, shape: AttentionShape) -> None:
         """See `PlanningAttentionBackend.reserve`."""
         check_support(shape)

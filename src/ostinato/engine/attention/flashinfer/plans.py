@@ -70,7 +70,10 @@ class StepPlans:
         # Zeroed, as FlashInfer asks for; shared by all wrappers, since the launches of one stream never overlap.
         num_bytes = float_workspace_bytes(shape, num_sms=self._num_sms)
         self._float_workspace = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self.num_bytes = num_bytes
+        """Bytes of device memory that all plans take."""
         self._pages = torch.zeros(self._lists.pages.shape, dtype=torch.int32, device=device)
+        self.num_bytes += self._pages.nbytes
         self._buckets: dict[int, _Bucket] = {}
         self._launches: dict[int, tuple[int, ...]] = {}
         self._other_wrapper = self._make_other_wrapper()
@@ -199,6 +202,7 @@ class StepPlans:
             paged_kv_indices_buffer=self._pages,
             paged_kv_last_page_len_buffer=last_page_lens,
         )
+        self.num_bytes += page_start.nbytes + last_page_lens.nbytes
         self._shrink(wrapper, num_reqs=num_reqs, num_tokens=num_reqs)
         return _Bucket(wrapper=wrapper, page_start=page_start, last_page_lens=last_page_lens)
 
@@ -213,3 +217,4 @@ class StepPlans:
         num_bytes = int_workspace_bytes(self._shape, num_reqs=num_reqs, num_tokens=num_tokens, num_sms=self._num_sms)
         lists = torch.zeros(num_bytes, dtype=torch.uint8, device=self._shape.device)
         wrapper.reset_workspace_buffer(self._float_workspace, lists)
+        self.num_bytes += num_bytes

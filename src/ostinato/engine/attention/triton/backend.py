@@ -37,6 +37,11 @@ class TritonAttention:
         self._use_pdl = use_pdl
         self._workspace = SplitWorkspace()
 
+    @property
+    def workspace_bytes(self) -> int:
+        """See `AttentionBackend.workspace_bytes`."""
+        return self._workspace.num_bytes
+
     def write_kv(self, k: Tensor, v: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> None:
         """See `AttentionBackend.write_kv`."""
         launch_write(k, v, cache, metadata)

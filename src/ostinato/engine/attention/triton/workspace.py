@@ -43,6 +43,11 @@ class SplitWorkspace:
         self._counters: dict[torch.device, Tensor] = {}
         self._serial = next(_serials)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are kept between launches."""
+        return sum(counters.nbytes for counters in self._counters.values())
+
     def reserve(self, plan: DecodePlan, device: torch.device) -> SplitParts:
         """Buffers for one launch.
 

@@ -1,0 +1,68 @@
+"""`ostinato memory`: tables and JSON of a tiny model, and bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ostinato.testing.tiny_models import write_tiny_model
+
+Command = Callable[..., int]
+Capture = pytest.CaptureFixture[str]
+LIMITS = ("--device", "cpu", "--max-num-reqs", "4", "--max-model-len", "64")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_tiny_model(tmp_path_factory.mktemp("tiny")))
+
+
+def test_json(tiny: str, ostinato_command: Command, capsys: Capture) -> None:
+    assert ostinato_command("memory", "--model", tiny, *LIMITS, "--measure", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["kv_tokens"] == 4 * 64
+    owners = ["weights", "KV cache", "logits", "sampling state", "attention workspaces", "static buffers", "bridges"]
+    assert list(found["predicted"]) == [*owners, "graph pool", "executables", "total"] == list(found["measured"])
+    for ledger in (found["predicted"], found["measured"]):
+        assert ledger["total"] == sum(n for owner, n in ledger.items() if owner != "total") > 0
+        assert min(ledger.values()) >= 0
+    assert 0 < found["sample_captures"] <= found["graphs"]
+    assert {"name", "formula", "num_bytes"} == set(found["formulas"][0])
+    assert found["device"] is None, "a CPU has no allocator to explain"
+
+
+def test_tables(tiny: str, ostinato_command: Command, capsys: Capture) -> None:
+    assert ostinato_command("memory", "--model", tiny, *LIMITS, "--explain") == 0
+    shown = capsys.readouterr().out
+    for word in ("predicted", "KV cache", "graph pool", "total", "256 KV tokens", "vocabulary x", "KV heads"):
+        assert word in shown
+    assert "difference" not in shown
+
+
+def test_the_difference(tiny: str, ostinato_command: Command, capsys: Capture) -> None:
+    assert ostinato_command("memory", "--model", tiny, *LIMITS, "--measure") == 0
+    assert "difference" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--budget-mib", "0"), "budget_mib is 0"),
+        (("--budget-mib", "1"), "max_num_reqs gives"),
+        (("--kv-tokens", "1"), "kv_tokens"),
+        (("--mode", "ful"), "unknown mode"),
+    ],
+)
+def test_bad_input(
+    tiny: str, ostinato_command: Command, capsys: Capture, arguments: tuple[str, ...], words: str
+) -> None:
+    assert ostinato_command("memory", "--model", tiny, *LIMITS, *arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_no_such_model(ostinato_command: Command, capsys: Capture, tmp_path: Path) -> None:
+    assert ostinato_command("memory", "--model", str(tmp_path / "none")) == 2
+    assert "none" in capsys.readouterr().err
