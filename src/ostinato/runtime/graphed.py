@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import StrEnum
 from functools import partial
 from types import TracebackType
@@ -29,6 +29,7 @@ from ostinato.runtime.buffers import (
     Slot,
     Staging,
     StaticBuffers,
+    live_sizes,
     places_in,
     places_of,
 )
@@ -58,13 +59,9 @@ from ostinato.runtime.qualify import (
     QualificationReport,
     Qualifier,
     ShadowOwner,
-    Snapshot,
     Subject,
     WholeState,
     integer_ranges,
-    seeded,
-    state_kept,
-    wait_for,
     written_state,
 )
 from ostinato.runtime.resize import ResizeReport, Resizing, changed_sizes
@@ -79,9 +76,13 @@ from ostinato.runtime.runners import (
     StepLock,
     add_up,
     capture_all,
+    generators_kept,
     inspect_plan,
     make_runners,
     run_eager,
+    seeded,
+    state_kept,
+    timed,
 )
 from ostinato.telemetry import (
     CeilingWatch,
@@ -429,7 +430,7 @@ class Graphed:
                 if decision.key is not None:
                     padded = self.sizes(decision)
                     self.buffers.write(found, padded)
-                    self.buffers.pad(_live_sizes(live), padded)
+                    self.buffers.pad(live_sizes(live), padded)
                     return self._delivery.deliver(self._replay(decision.key, decision), live.num_tokens)
         with torch.no_grad():
             return self._run_eagerly(decision, lambda: self._fn(*args, **kwargs))
@@ -445,7 +446,7 @@ class Graphed:
 
     def sizes(self, decision: Decision) -> Sizes:
         """The padded sizes that a step by ``decision`` executes, hence the layout of `buffers` for it."""
-        return _live_sizes(decision.live) if decision.key is None else self.key_sizes(decision.key)
+        return live_sizes(decision.live) if decision.key is None else self.key_sizes(decision.key)
 
     def staging(self) -> Staging:
         """Host memory for assembling steps that `run` executes: one copy brings a whole step over."""
@@ -543,20 +544,13 @@ class Graphed:
         steps = steps or self._made_up_steps()
         query_lens = () if self.config.max_num_reqs is None else self.config.uniform_query_lens
 
-        def timed(run: Callable[[], Any]) -> float:
-            wait_for(self.device)
-            began = clock()
-            run()
-            wait_for(self.device)
-            return clock() - began
+        def seconds(run: Callable[[], Any]) -> float:
+            return timed(run, self.device, clock=clock)[1]
 
-        original = Snapshot({**steps.state(), "(static buffers)": self.buffers.arena})
-        try:
-            with self._qualifier.without_shadow(), self._dispatcher.muted(), seeded(self.device), _no_grad():
-                todo = steps_to_time(keys, steps, query_lens=query_lens, tiers=self.config.kv_tiers, sizes=sizes)
-                costs = measure_steps(todo, steps, timed=timed, budget_seconds=budget_seconds, on_step=on_step)
-        finally:
-            original.restore()
+        kept = state_kept({**steps.state(), "(static buffers)": self.buffers.arena})
+        with kept, self._qualifier.without_shadow(), self._dispatcher.muted(), seeded(self.device), _no_grad():
+            todo = steps_to_time(keys, steps, query_lens=query_lens, tiers=self.config.kv_tiers, sizes=sizes)
+            costs = measure_steps(todo, steps, timed=seconds, budget_seconds=budget_seconds, on_step=on_step)
         self.use_costs(costs)
         return costs
 
@@ -671,11 +665,13 @@ class Graphed:
         subject = self._subject()
         owner = self._shadow_owner or WholeState(subject.state, subject.cut)
 
-        def kept(key: GraphKey) -> AbstractContextManager[None]:
+        @contextmanager
+        def kept(key: GraphKey) -> Iterator[None]:
             self._make_ready(key)  # the owner looks at the made-up step
             sizes = self.key_sizes(key)
             live = LiveBatch(num_tokens=key.num_tokens, num_reqs=sizes[NUM_REQS])
-            return state_kept(owner.written(key, live), self.device)
+            with state_kept(owner.written(key, live)), generators_kept(self.device):
+                yield
 
         return Resizing(
             backend=self.backend,
@@ -798,10 +794,6 @@ class Graphed:
     def _require_open(self) -> None:
         if self._stage is _Stage.CLOSED:
             raise ClosedError("this Graphed was closed", fix="make a new one, or keep the with block open")
-
-
-def _live_sizes(live: LiveBatch) -> Sizes:
-    return {NUM_TOKENS: live.num_tokens, NUM_REQS: live.num_tokens if live.num_reqs is None else live.num_reqs}
 
 
 def _no_grad() -> AbstractContextManager[None]:

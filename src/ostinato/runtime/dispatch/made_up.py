@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, Sizes
+from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, Sizes, live_sizes
 from ostinato.runtime.dispatch.costs import BatchKind
 from ostinato.runtime.dispatch.decision import Decision
 from ostinato.runtime.dispatch.measure import StepRun
@@ -80,9 +80,7 @@ class MadeUpSteps:
         """See `StepsToTime.step`."""
         if self._is_prepared:
             return StepRun(lambda: self._fill(self._inputs(like, self._sizes(decision))), lambda: self._run(decision))
-        live = decision.live
-        sizes = {NUM_TOKENS: live.num_tokens, NUM_REQS: live.num_tokens if live.num_reqs is None else live.num_reqs}
-        values = {name: view.clone() for name, view in self._inputs(like, sizes).items()}
+        values = {name: view.clone() for name, view in self._inputs(like, live_sizes(decision.live)).items()}
         self._fill(values)
         return StepRun(lambda: None, self._call(values, decision))
 

@@ -13,9 +13,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from ostinato.errors import ConfigError
-from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, Sizes, Slot, StaticBuffers
+from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, Sizes, Slot, StaticBuffers, live_sizes
 from ostinato.runtime.keys import GraphKey, LiveBatch
-from ostinato.runtime.qualify.poison import Poison, live_sizes
+from ostinato.runtime.qualify.poison import Poison
 from ostinato.runtime.qualify.states import Writes
 
 __all__ = ["Case", "QualificationCases", "RandomCases", "WatchesMore", "live_counts", "sizes_to_try"]
