@@ -66,7 +66,7 @@ def qualify_keys(
     began = time.perf_counter()
     state = cases.state()
     unwritten = cases.unwritten() if isinstance(cases, WatchesMore) else {}
-    with state_kept({**state, "(static buffers)": subject.buffers.arena}):
+    with state_kept({**state, "(static buffers)": subject.wrapped.buffers.arena}):
         for key in keys:
             report.keys.append(_Trial(subject, key, list(cases.of(key)), state, unwritten).run())
             if on_key is not None:
@@ -80,7 +80,7 @@ def bisect_key(subject: Subject, key: GraphKey, cases: QualificationCases | None
     padded rows reach live ones, in eager runs as well."""
     cases = cases or subject.random_cases(seed)
     state = cases.state()
-    with state_kept({**state, "(static buffers)": subject.buffers.arena}):
+    with state_kept({**state, "(static buffers)": subject.wrapped.buffers.arena}):
         trial = _Trial(subject, key, [], state, {})
         for case in cases.of(key):
             culprits = trial.bisect(case)
@@ -103,14 +103,14 @@ class _Trial:
     ) -> None:
         self._subject = subject
         self._key = key
-        self._plan = subject.plans[key]
-        self._call = subject.bind(key)
+        self._plan = subject.captured.plan_of(key)
+        self._call = subject.wrapped.bind(key)
         self._cases = cases
         self._state = state
         self._start = Snapshot(state)
         self._unwritten = unwritten
         self._checksums = {name: checksum(tensor) for name, tensor in unwritten.items()}
-        self._device = subject.buffers.arena.device
+        self._device = subject.wrapped.device
         self._rewritten: set[int] | None = None
         self._seconds: dict[str, list[float]] = {}  # kind -> replayed, eager
         self.report = KeyReport(key=key, num_state_tensors=len(state))
@@ -177,7 +177,7 @@ class _Trial:
         self._poison_own(case, lasting)
         replay = partial(self._plan.replay, case.live.num_tokens)
         try:
-            self._subject.check_guards(self._key)
+            self._subject.captured.check_all(self._key)
             outputs, replay_seconds = fastest(replay, self._device, restore=before.restore)
         except OstinatoError as error:
             self._add(FindingKind.REFUSED, case, f"the replay raised {error}", lambda: "")
@@ -218,7 +218,8 @@ class _Trial:
         """The static buffers and the state as the case wants them."""
         self._start.restore()
         case.fill()
-        poison_tails(self._subject.buffers, live_sizes(case.live), self._subject.sizes_of(self._key), case.poison)
+        wrapped = self._subject.wrapped
+        poison_tails(wrapped.buffers, live_sizes(case.live), wrapped.key_sizes(self._key), case.poison)
 
     def _alone(self, case: Case) -> Any:
         """Live rows without padded ones."""
@@ -267,7 +268,7 @@ class _Trial:
         if self._rewritten is not None:
             return
         self._rewritten = set()
-        kept = {t.untyped_storage().data_ptr() for t in (*self._state.values(), self._subject.buffers.arena)}
+        kept = {t.untyped_storage().data_ptr() for t in (*self._state.values(), self._subject.wrapped.buffers.arena)}
         shared = [t for t in tensors(self._plan.outputs) if t.untyped_storage().data_ptr() in lasting - kept]
         if not shared:
             return
@@ -287,7 +288,7 @@ class _Trial:
         """Overwrite bridges, and outputs but for those that no replay has to write: at an address at which eager
         returns them too (``lasting``), and not rewritten there; and state."""
         kept = lasting - (self._rewritten or set())
-        kept |= {t.untyped_storage().data_ptr() for t in (*self._state.values(), self._subject.buffers.arena)}
+        kept |= {t.untyped_storage().data_ptr() for t in (*self._state.values(), self._subject.wrapped.buffers.arena)}
         outputs = [t for t in tensors(self._plan.outputs) if t.untyped_storage().data_ptr() not in kept]
         poison_plan(self._plan, outputs, case.poison)
 
@@ -335,7 +336,7 @@ class _Trial:
     def _baked_on(self, case: Case) -> Baked:
         self._ready(case)
         with seeded(self._device):
-            plan = self._subject.capture(self._key)
+            plan = self._subject.runs.capture_as_is(self._key)
             try:
                 return baked_calls(plan)
             finally:

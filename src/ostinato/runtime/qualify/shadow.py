@@ -15,13 +15,14 @@ from typing import Any, Protocol
 
 import torch
 
-from ostinato.runtime.buffers import Sizes, StaticBuffers
+from ostinato.runtime.buffers import Sizes
 from ostinato.runtime.keys import GraphKey, LiveBatch
 from ostinato.runtime.nest import map_tensors
 from ostinato.runtime.runners import (
     Call,
     Rows,
     Snapshot,
+    WrappedCallable,
     find_gap,
     generator_states,
     generators_kept,
@@ -108,8 +109,7 @@ class Shadow:
     Args:
         every: K.
         owner: of the callable's state.
-        buffers: the static inputs.
-        bind: the callable on the static buffers at a key's padded sizes.
+        wrapped: the callable.
         is_bitwise: whether a replay must have the bits of eager.
     """
 
@@ -118,14 +118,12 @@ class Shadow:
         every: int,
         *,
         owner: ShadowOwner,
-        buffers: StaticBuffers,
-        bind: Callable[[GraphKey], Call],
+        wrapped: WrappedCallable,
         is_bitwise: bool,
     ) -> None:
         self._every = every
         self._owner = owner
-        self._buffers = buffers
-        self._bind = bind
+        self._wrapped = wrapped
         self._is_bitwise = is_bitwise
         self._num_steps = 0
         self._kept: _Kept | None = None
@@ -137,11 +135,12 @@ class Shadow:
         if self._num_steps % self._every:
             return replay()
         rows = self._owner.written(key, live)
-        inputs = self._buffers.arena[: self._buffers.num_bytes_at(sizes)]
+        buffers = self._wrapped.buffers
+        inputs = buffers.arena[: buffers.num_bytes_at(sizes)]
         touched = {"(static inputs)": (inputs, None), **rows}
         before = Snapshot(touched)
         resume = self._owner.resume(key)
-        random = generator_states(inputs.device)
+        random = generator_states(self._wrapped.device)
         outputs = replay()
         self._kept = _Kept(
             key=key,
@@ -163,8 +162,8 @@ class Shadow:
             return None
         with state_kept(kept.touched):
             kept.before.restore()
-            with generators_kept(self._buffers.arena.device, begin_at=kept.random), kept.resume():
-                outputs = run_eager(self._bind(kept.key))
+            with generators_kept(self._wrapped.device, begin_at=kept.random), kept.resume():
+                outputs = run_eager(self._wrapped.bind(kept.key))
             expected = map_tensors(self._owner.cut(kept.key, kept.live, outputs), torch.clone)
             by_eager = Snapshot(kept.rows).saved
         self.num_compared += 1

@@ -26,12 +26,14 @@ from ostinato.runtime.runners.kept_state import (
 )
 from ostinato.runtime.runners.layout import RowLayout
 from ostinato.runtime.runners.lifecycle import CaptureReport, capture_all
+from ostinato.runtime.runners.made_up import MadeUpRuns
 from ostinato.runtime.runners.plan import CapturedPlan
 from ostinato.runtime.runners.replay_view import Origin, ReplayView
 from ostinato.runtime.runners.runner import BoundCall, Call, Runner
 from ostinato.runtime.runners.select import make_runners
 from ostinato.runtime.runners.step_lock import StepLock
 from ostinato.runtime.runners.timing import timed, wait_for
+from ostinato.runtime.runners.wrapped import WrappedCallable
 
 __all__ = [
     "OTHER_SHAPE_TOLERANCES",
@@ -47,6 +49,7 @@ __all__ = [
     "Delivery",
     "FullRunner",
     "Gap",
+    "MadeUpRuns",
     "Origin",
     "PlanInspection",
     "ReplayView",
@@ -55,6 +58,7 @@ __all__ = [
     "Runner",
     "Snapshot",
     "StepLock",
+    "WrappedCallable",
     "add_up",
     "break_inputs",
     "capture_all",
