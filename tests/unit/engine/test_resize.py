@@ -93,14 +93,14 @@ def test_a_key_that_fails_costs_nobody_anything(model: str, monkeypatch: pytest.
         expected = serve(llm, between={})
         graphed = llm._executor.graphed  # type: ignore[union-attr]
         before = list(graphed.keys)
-        capture = graphed._capture_one
+        capture = graphed._runs.capture
 
         def fails(key: Any) -> Any:
             if key.num_reqs == 5:
                 raise CaptureError("planted")
             return capture(key)
 
-        monkeypatch.setattr(graphed, "_capture_one", fails)
+        monkeypatch.setattr(graphed._runs, "capture", fails)
         reports = []
         tokens = serve(llm, between={4: lambda: reports.append(llm.apply_sizes(llm.suggest_sizes(**DRIFTED)))})
         assert tokens == expected

@@ -16,6 +16,7 @@ from ostinato.runtime import (
     Slot,
     graph_break,
 )
+from ostinato.runtime.steps import LiveSteps
 from ostinato.telemetry import MemorySink, StepDispatched
 
 X = torch.ones(8, 2)
@@ -27,14 +28,14 @@ class Clock:
     def __init__(self, monkeypatch, *, eager, replay):
         self.now = 0.0
         self.ways = []
-        original = Graphed._call
+        original = LiveSteps.copied
 
-        def call(graphed, args, kwargs, decision=None):
+        def copied(steps, args, kwargs, decision=None):
             self.ways.append((decision.runtime_mode.value, decision.padded_tokens))
             self.now += (eager if decision.key is None else replay)(decision.padded_tokens)
-            return original(graphed, args, kwargs, decision)
+            return original(steps, args, kwargs, decision)
 
-        monkeypatch.setattr(Graphed, "_call", call)
+        monkeypatch.setattr(LiveSteps, "copied", copied)
 
     def __call__(self):
         return self.now

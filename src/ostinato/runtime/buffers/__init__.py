@@ -7,7 +7,7 @@ from ostinato.runtime.buffers.places import Place, places_in, places_of
 from ostinato.runtime.buffers.replay_guards import PlanGuards, watch_tensors
 from ostinato.runtime.buffers.slots import NUM_REQS, NUM_TOKENS, Slot, Tail
 from ostinato.runtime.buffers.staging import Staging
-from ostinato.runtime.buffers.static import Sizes, StaticBuffers
+from ostinato.runtime.buffers.static import Sizes, StaticBuffers, live_sizes
 from ostinato.runtime.buffers.workspace import Workspace
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Workspace",
     "check_baked",
     "check_input",
+    "live_sizes",
     "places_in",
     "places_of",
     "watch_tensors",

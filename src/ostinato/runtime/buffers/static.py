@@ -15,8 +15,9 @@ import torch
 
 from ostinato.errors import AddressChangedError, ConfigError
 from ostinato.runtime.buffers.slots import NUM_REQS, NUM_TOKENS, Slot, Tail
+from ostinato.runtime.keys import LiveBatch
 
-__all__ = ["Sizes", "StaticBuffers"]
+__all__ = ["Sizes", "StaticBuffers", "live_sizes"]
 
 Sizes: TypeAlias = dict[str, int]
 """Axis name -> count, in tokens or requests."""
@@ -132,6 +133,11 @@ class StaticBuffers:
                 offset += -(-_num_bytes(shape, slot.dtype) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
             self._places[key] = layout
         return layout
+
+
+def live_sizes(live: LiveBatch) -> Sizes:
+    """The sizes of ``live`` unpadded. Where requests are not counted, each token counts as one."""
+    return {NUM_TOKENS: live.num_tokens, NUM_REQS: live.num_tokens if live.num_reqs is None else live.num_reqs}
 
 
 def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

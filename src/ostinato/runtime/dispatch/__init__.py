@@ -4,7 +4,6 @@ from ostinato.runtime.dispatch.cost_file import check_costs_path, read_costs, wr
 from ostinato.runtime.dispatch.costs import BatchKind, CostSample, CostTable, compare_costs
 from ostinato.runtime.dispatch.decision import Decision, Reason, Rejection
 from ostinato.runtime.dispatch.dispatcher import Dispatcher
-from ostinato.runtime.dispatch.made_up import MadeUpSteps
 from ostinato.runtime.dispatch.measure import StepRun, StepsToTime, measure_steps, steps_to_time
 from ostinato.runtime.dispatch.policy import HYSTERESIS, KeyTable, choose, decision_for
 from ostinato.runtime.dispatch.preview import preview
@@ -19,7 +18,6 @@ __all__ = [
     "Decision",
     "Dispatcher",
     "KeyTable",
-    "MadeUpSteps",
     "ModeRequest",
     "Reason",
     "Rejection",

@@ -61,6 +61,16 @@ class ResolvedMode:
         """All reasons in one line."""
         return "; ".join(self.reasons) or "as asked"
 
+    @property
+    def is_traced(self) -> bool:
+        """Whether the callable is traced, in the first run of a key: a second one runs what came of it."""
+        return self.partition is not Partition.BREAKABLE or self.compiler is not Compiler.NONE
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether kernels are generated, whose bits need not be those of an eager run."""
+        return self.partition is Partition.INDUCTOR or self.compiler is not Compiler.NONE
+
 
 def resolve_mode(request: ModeRequest) -> ResolvedMode:
     """The mode, partition and compiler that ``request`` gets."""

@@ -5,9 +5,8 @@ from ostinato.runtime.qualify.cases import Case, QualificationCases, RandomCases
 from ostinato.runtime.qualify.poison import Poison
 from ostinato.runtime.qualify.qualifier import Qualifier
 from ostinato.runtime.qualify.report import Finding, FindingKind, KeyReport, QualificationReport
-from ostinato.runtime.qualify.runs import seeded, wait_for
-from ostinato.runtime.qualify.shadow import Resume, ShadowOwner, WholeState, state_kept
-from ostinato.runtime.qualify.states import Snapshot, Writes
+from ostinato.runtime.qualify.shadow import Resume, ShadowOwner, WholeState
+from ostinato.runtime.qualify.states import Writes
 from ostinato.runtime.qualify.subject import Subject, integer_ranges, written_state
 
 __all__ = [
@@ -23,15 +22,11 @@ __all__ = [
     "RandomCases",
     "Resume",
     "ShadowOwner",
-    "Snapshot",
     "Subject",
     "WholeState",
     "Writes",
     "integer_ranges",
     "live_counts",
-    "seeded",
     "sizes_to_try",
-    "state_kept",
-    "wait_for",
     "written_state",
 ]

@@ -13,10 +13,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from ostinato.errors import ConfigError
-from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, Sizes, Slot, StaticBuffers
+from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, Sizes, Slot
 from ostinato.runtime.keys import GraphKey, LiveBatch
-from ostinato.runtime.qualify.poison import Poison, live_sizes
+from ostinato.runtime.qualify.poison import Poison
 from ostinato.runtime.qualify.states import Writes
+from ostinato.runtime.runners import MadeUpRuns
 
 __all__ = ["Case", "QualificationCases", "RandomCases", "WatchesMore", "live_counts", "sizes_to_try"]
 
@@ -94,44 +95,35 @@ class RandomCases:
     """Seeded random rows for the slots of any callable; two mixes of values, all kinds of padding.
 
     Args:
-        buffers: of the callable.
-        sizes_of: padded sizes of a key.
-        prepare: makes metadata for a key, before the rows are written.
-        call: runs the callable on named tensors of live size.
+        runs: of the callable: its buffers, and the metadata that is made before the rows are written.
         cut: the live part of outputs with so many live tokens.
         state: tensors that the callable may write.
         ranges: slot -> half-open range of its integers, where the slot does not declare one.
-        compares_exact: whether the callable can run on live rows alone.
         seed: of the values.
     """
 
     def __init__(
         self,
+        runs: MadeUpRuns,
         *,
-        buffers: StaticBuffers,
-        sizes_of: Callable[[GraphKey], Sizes],
-        prepare: Callable[[GraphKey], None],
-        call: Callable[[Mapping[str, torch.Tensor]], Any],
         cut: Callable[[Any, int], Any],
         state: Mapping[str, torch.Tensor],
         ranges: Mapping[str, tuple[int, int]],
-        compares_exact: bool = True,
         seed: int = 0,
     ) -> None:
+        wrapped, buffers = runs.wrapped, runs.wrapped.buffers
         unknown = [name for name, slot in buffers.slots.items() if slot.extra]
         if unknown:
             raise ConfigError(
                 f"random rows cannot stand for the cumulative offsets in slots {unknown}",
                 fix="pass qualify(cases=...), batches of your own",
             )
+        self._runs = runs
+        self._wrapped = wrapped
         self._buffers = buffers
-        self._sizes_of = sizes_of
-        self._prepare = prepare
-        self._call = call
         self._cut = cut
         self._state = dict(state)
         self._ranges = ranges
-        self._compares_exact = compares_exact
         self._seed = seed
 
     def state(self) -> Mapping[str, torch.Tensor]:
@@ -143,18 +135,17 @@ class RandomCases:
         for live in live_counts(key):
             is_padded = live.num_tokens < key.num_tokens
             for mix in (0, 1):
-                values = self._values(live, self._sizes_of(key), mix)
+                values = self._values(live, self._wrapped.key_sizes(key), mix)
                 for poison in Poison if is_padded else (Poison.NONE,):
                     pads = [f"padding {poison.value}"] if is_padded else []
                     yield self._case(key, live, values, poison, describe(live, key, f"mix {mix}", *pads))
 
     def _case(self, key: GraphKey, live: LiveBatch, values: dict[str, torch.Tensor], poison: Poison, name: str) -> Case:
-        padded = self._sizes_of(key)
+        padded = self._wrapped.key_sizes(key)
 
         def fill() -> None:
-            self._prepare(key)
-            self._buffers.write(values, padded)
-            self._buffers.pad(live_sizes(live), padded)
+            self._runs.prepare(key)
+            self._wrapped.load(values, live, padded)
 
         is_padded = live.num_tokens < key.num_tokens
         return Case(
@@ -162,7 +153,7 @@ class RandomCases:
             live=live,
             fill=fill,
             cut=lambda outputs: self._cut(outputs, live.num_tokens),
-            exact=(lambda: self._call(values)) if is_padded and self._compares_exact else None,
+            exact=self._wrapped.bind_to(values) if is_padded and not self._runs.is_prepared else None,
             poison=poison,
         )
 

@@ -11,11 +11,10 @@ from enum import StrEnum
 
 import torch
 
-from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, Sizes, StaticBuffers
-from ostinato.runtime.keys import LiveBatch
+from ostinato.runtime.buffers import Sizes, StaticBuffers
 from ostinato.runtime.runners import BreakStep, CapturedPlan
 
-__all__ = ["Poison", "live_sizes", "poison_plan", "poison_tails"]
+__all__ = ["Poison", "poison_plan", "poison_tails"]
 
 
 class Poison(StrEnum):
@@ -32,11 +31,6 @@ class Poison(StrEnum):
         if self is Poison.NAN:
             return float("nan")
         return 6e4 if dtype is torch.float16 else 1e30
-
-
-def live_sizes(live: LiveBatch) -> Sizes:
-    """Axis -> live count."""
-    return {NUM_TOKENS: live.num_tokens, NUM_REQS: live.num_tokens if live.num_reqs is None else live.num_reqs}
 
 
 def poison_tails(buffers: StaticBuffers, live: Sizes, padded: Sizes, poison: Poison) -> None:

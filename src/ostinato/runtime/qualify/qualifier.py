@@ -36,15 +36,19 @@ class Qualifier:
     """Finds keys that do not do what eager does, and has them quarantined.
 
     Args:
-        subject: gives the callable as it is now, captured.
+        subject: the callable.
         lock: held while graphs or the callable run.
         quarantine: takes bad keys out of service.
+        owner: of the callable's state; by default it is all that can be seen.
     """
 
-    def __init__(self, subject: Callable[[], Subject], *, lock: StepLock, quarantine: Quarantine) -> None:
-        self._subject = subject
+    def __init__(
+        self, subject: Subject, *, lock: StepLock, quarantine: Quarantine, owner: ShadowOwner | None = None
+    ) -> None:
+        self.subject = subject
         self._lock = lock
         self._quarantine = quarantine
+        self._owner = owner
         self.shadow: Shadow | None = None
         """Looks at one step in K, from `start_shadow` until `drop`."""
 
@@ -59,8 +63,8 @@ class Qualifier:
         """See `Graphed.qualify`; ``keys`` are captured."""
         self.finish_shadow()
         with self._lock, torch.no_grad():
-            subject = self._ready()
-            report = qualify_keys(subject, keys, cases, seed=seed, on_key=on_key)
+            self._retire_outputs()
+            report = qualify_keys(self.subject, keys, cases, seed=seed, on_key=on_key)
         for failed in report.failed:
             finding = failed.findings[0]
             self._quarantine(failed.key, found_by="qualify", what=finding.what, where=finding.where)
@@ -69,19 +73,18 @@ class Qualifier:
     def bisect(self, key: GraphKey, cases: QualificationCases | None, *, seed: int) -> list[Culprit]:
         """See `Graphed.bisect`; ``key`` is captured."""
         with self._lock, torch.no_grad():
-            return bisect_key(self._ready(), key, cases, seed=seed)
+            self._retire_outputs()
+            return bisect_key(self.subject, key, cases, seed=seed)
 
-    def start_shadow(self, every: int, owner: ShadowOwner | None) -> None:
+    def owner(self) -> ShadowOwner:
+        """Who knows what steps write, as it lies now."""
+        return self._owner or WholeState(self.subject.state(), self.subject.cut)
+
+    def start_shadow(self, every: int) -> None:
         """Look at one replayed step in ``every`` from now on; 0: at none."""
         if every:
-            subject = self._subject()
-            self.shadow = Shadow(
-                every,
-                owner=owner or WholeState(subject.state, subject.cut),
-                buffers=subject.buffers,
-                bind=subject.bind,
-                is_bitwise=subject.is_bitwise,
-            )
+            subject = self.subject
+            self.shadow = Shadow(every, owner=self.owner(), wrapped=subject.wrapped, is_bitwise=subject.is_bitwise)
 
     def finish_shadow(self) -> None:
         """Compare the step that the shadow has kept, if any."""
@@ -104,8 +107,6 @@ class Qualifier:
         """The graphs are gone: forget the step that was kept."""
         self.shadow = None
 
-    def _ready(self) -> Subject:
-        """The subject, once nobody is left who may read what the last step has lent: it is poisoned, too."""
-        subject = self._subject()
-        subject.backend.generation.advance()
-        return subject
+    def _retire_outputs(self) -> None:
+        """Nobody is left who may read what the last step has lent: it is poisoned, too."""
+        self.subject.backend.generation.advance()

@@ -17,18 +17,19 @@ from typing import Any, Final, TypeVar
 import torch
 
 from ostinato.errors import FrozenValueError, OstinatoError, QualificationError
+from ostinato.runtime.buffers import live_sizes
 from ostinato.runtime.keys import GraphKey, RuntimeMode
 from ostinato.runtime.nest import map_tensors, tensors
 from ostinato.runtime.qualify.baked import Baked, baked_calls, baked_differences
 from ostinato.runtime.qualify.bisect import Culprit, bisect_plan
 from ostinato.runtime.qualify.cases import Case, QualificationCases, WatchesMore
-from ostinato.runtime.qualify.poison import live_sizes, poison_plan, poison_tails
+from ostinato.runtime.qualify.poison import poison_plan, poison_tails
 from ostinato.runtime.qualify.report import Finding, FindingKind, KeyReport, QualificationReport
-from ostinato.runtime.qualify.runs import seeded, timed
-from ostinato.runtime.qualify.states import Snapshot, checksum, state_fault
+from ostinato.runtime.qualify.runs import fastest
+from ostinato.runtime.qualify.states import checksum, state_fault
 from ostinato.runtime.qualify.subject import Subject
 from ostinato.runtime.qualify.trace import EagerTrace, mixing_op, trace_eager
-from ostinato.runtime.runners import find_gap, has_same_bits, run_eager
+from ostinato.runtime.runners import Snapshot, find_gap, has_same_bits, run_eager, seeded, state_kept
 
 T = TypeVar("T")
 
@@ -65,14 +66,11 @@ def qualify_keys(
     began = time.perf_counter()
     state = cases.state()
     unwritten = cases.unwritten() if isinstance(cases, WatchesMore) else {}
-    original = Snapshot({**state, "(static buffers)": subject.buffers.arena})
-    try:
+    with state_kept({**state, "(static buffers)": subject.wrapped.buffers.arena}):
         for key in keys:
             report.keys.append(_Trial(subject, key, list(cases.of(key)), state, unwritten).run())
             if on_key is not None:
                 on_key(report.keys[-1])
-    finally:
-        original.restore()
     report.seconds = time.perf_counter() - began
     return report
 
@@ -82,8 +80,7 @@ def bisect_key(subject: Subject, key: GraphKey, cases: QualificationCases | None
     padded rows reach live ones, in eager runs as well."""
     cases = cases or subject.random_cases(seed)
     state = cases.state()
-    original = Snapshot({**state, "(static buffers)": subject.buffers.arena})
-    try:
+    with state_kept({**state, "(static buffers)": subject.wrapped.buffers.arena}):
         trial = _Trial(subject, key, [], state, {})
         for case in cases.of(key):
             culprits = trial.bisect(case)
@@ -91,8 +88,6 @@ def bisect_key(subject: Subject, key: GraphKey, cases: QualificationCases | None
                 return culprits
         leaks = (trial.leak(case) for case in cases.of(key))
         return [leak for leak in leaks if leak is not None][:1]
-    finally:
-        original.restore()
 
 
 class _Trial:
@@ -108,14 +103,14 @@ class _Trial:
     ) -> None:
         self._subject = subject
         self._key = key
-        self._plan = subject.plans[key]
-        self._call = subject.bind(key)
+        self._plan = subject.captured.plan_of(key)
+        self._call = subject.wrapped.bind(key)
         self._cases = cases
         self._state = state
         self._start = Snapshot(state)
         self._unwritten = unwritten
         self._checksums = {name: checksum(tensor) for name, tensor in unwritten.items()}
-        self._device = subject.buffers.arena.device
+        self._device = subject.wrapped.device
         self._rewritten: set[int] | None = None
         self._seconds: dict[str, list[float]] = {}  # kind -> replayed, eager
         self.report = KeyReport(key=key, num_state_tensors=len(state))
@@ -164,7 +159,7 @@ class _Trial:
         self._ready(case)
         before = Snapshot(self._state)
         try:
-            outputs, eager_seconds = timed(partial(run_eager, self._call), self._device, restore=before.restore)
+            outputs, eager_seconds = fastest(partial(run_eager, self._call), self._device, restore=before.restore)
             expected = _copied(case.cut(outputs))
             by_eager = Snapshot(self._state)
             alone = None if case.exact is None else self._alone(case)
@@ -182,8 +177,8 @@ class _Trial:
         self._poison_own(case, lasting)
         replay = partial(self._plan.replay, case.live.num_tokens)
         try:
-            self._subject.check_guards(self._key)
-            outputs, replay_seconds = timed(replay, self._device, restore=before.restore)
+            self._subject.captured.check_all(self._key)
+            outputs, replay_seconds = fastest(replay, self._device, restore=before.restore)
         except OstinatoError as error:
             self._add(FindingKind.REFUSED, case, f"the replay raised {error}", lambda: "")
             return
@@ -223,7 +218,8 @@ class _Trial:
         """The static buffers and the state as the case wants them."""
         self._start.restore()
         case.fill()
-        poison_tails(self._subject.buffers, live_sizes(case.live), self._subject.sizes_of(self._key), case.poison)
+        wrapped = self._subject.wrapped
+        poison_tails(wrapped.buffers, live_sizes(case.live), wrapped.key_sizes(self._key), case.poison)
 
     def _alone(self, case: Case) -> Any:
         """Live rows without padded ones."""
@@ -272,7 +268,7 @@ class _Trial:
         if self._rewritten is not None:
             return
         self._rewritten = set()
-        kept = {t.untyped_storage().data_ptr() for t in (*self._state.values(), self._subject.buffers.arena)}
+        kept = {t.untyped_storage().data_ptr() for t in (*self._state.values(), self._subject.wrapped.buffers.arena)}
         shared = [t for t in tensors(self._plan.outputs) if t.untyped_storage().data_ptr() in lasting - kept]
         if not shared:
             return
@@ -292,7 +288,7 @@ class _Trial:
         """Overwrite bridges, and outputs but for those that no replay has to write: at an address at which eager
         returns them too (``lasting``), and not rewritten there; and state."""
         kept = lasting - (self._rewritten or set())
-        kept |= {t.untyped_storage().data_ptr() for t in (*self._state.values(), self._subject.buffers.arena)}
+        kept |= {t.untyped_storage().data_ptr() for t in (*self._state.values(), self._subject.wrapped.buffers.arena)}
         outputs = [t for t in tensors(self._plan.outputs) if t.untyped_storage().data_ptr() not in kept]
         poison_plan(self._plan, outputs, case.poison)
 
@@ -340,7 +336,7 @@ class _Trial:
     def _baked_on(self, case: Case) -> Baked:
         self._ready(case)
         with seeded(self._device):
-            plan = self._subject.capture(self._key)
+            plan = self._subject.runs.capture_as_is(self._key)
             try:
                 return baked_calls(plan)
             finally:

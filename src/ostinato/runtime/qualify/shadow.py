@@ -8,22 +8,30 @@ names are not seen here; `qualify` sees them. Used by `Graphed`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from ostinato.runtime.buffers import Sizes, StaticBuffers
+from ostinato.runtime.buffers import Sizes
 from ostinato.runtime.keys import GraphKey, LiveBatch
 from ostinato.runtime.nest import map_tensors
-from ostinato.runtime.runners import Call, find_gap, run_eager
+from ostinato.runtime.runners import (
+    Call,
+    Rows,
+    Snapshot,
+    WrappedCallable,
+    find_gap,
+    generator_states,
+    generators_kept,
+    run_eager,
+    state_kept,
+)
 
-__all__ = ["Resume", "Shadow", "ShadowOwner", "ShadowVerdict", "WholeState", "state_kept"]
+__all__ = ["Resume", "Shadow", "ShadowOwner", "ShadowVerdict", "WholeState"]
 
-Rows = tuple[torch.Tensor, torch.Tensor | None]
-"""A state tensor and the rows of it that a step writes, [num_rows] int64; None: any."""
 Resume = Callable[[], AbstractContextManager[Any]]
 """Brings back what the callable looked up while it ran."""
 
@@ -84,14 +92,15 @@ class _Kept:
 
     key: GraphKey
     live: LiveBatch
-    sizes: Sizes
-    inputs: torch.Tensor
     rows: Mapping[str, Rows]
-    before: dict[str, torch.Tensor]
+    touched: Mapping[str, Rows]
+    """The static inputs, and the rows."""
+    before: Snapshot
+    """Of what is touched."""
     resume: Resume
     random: list[torch.Tensor]
-    after: dict[str, torch.Tensor]
-    outputs: Any = None
+    after: Mapping[str, torch.Tensor]
+    outputs: Any
 
 
 class Shadow:
@@ -100,8 +109,7 @@ class Shadow:
     Args:
         every: K.
         owner: of the callable's state.
-        buffers: the static inputs.
-        bind: the callable on the static buffers at a key's padded sizes.
+        wrapped: the callable.
         is_bitwise: whether a replay must have the bits of eager.
     """
 
@@ -110,14 +118,12 @@ class Shadow:
         every: int,
         *,
         owner: ShadowOwner,
-        buffers: StaticBuffers,
-        bind: Callable[[GraphKey], Call],
+        wrapped: WrappedCallable,
         is_bitwise: bool,
     ) -> None:
         self._every = every
         self._owner = owner
-        self._buffers = buffers
-        self._bind = bind
+        self._wrapped = wrapped
         self._is_bitwise = is_bitwise
         self._num_steps = 0
         self._kept: _Kept | None = None
@@ -129,21 +135,24 @@ class Shadow:
         if self._num_steps % self._every:
             return replay()
         rows = self._owner.written(key, live)
-        kept = _Kept(
+        buffers = self._wrapped.buffers
+        inputs = buffers.arena[: buffers.num_bytes_at(sizes)]
+        touched = {"(static inputs)": (inputs, None), **rows}
+        before = Snapshot(touched)
+        resume = self._owner.resume(key)
+        random = generator_states(self._wrapped.device)
+        outputs = replay()
+        self._kept = _Kept(
             key=key,
             live=live,
-            sizes=sizes,
-            inputs=self._inputs(sizes).clone(),
             rows=rows,
-            before=_read(rows),
-            resume=self._owner.resume(key),
-            random=_random_state(self._buffers.arena.device),
-            after={},
+            touched=touched,
+            before=before,
+            resume=resume,
+            random=random,
+            after=Snapshot(rows).saved,
+            outputs=map_tensors(self._owner.cut(key, live, outputs), torch.clone),
         )
-        outputs = replay()
-        kept.after = _read(rows)
-        kept.outputs = map_tensors(self._owner.cut(key, live, outputs), torch.clone)
-        self._kept = kept
         return outputs
 
     def finish(self) -> ShadowVerdict | None:
@@ -151,20 +160,12 @@ class Shadow:
         kept, self._kept = self._kept, None
         if kept is None:
             return None
-        inputs = self._inputs(kept.sizes)
-        now, state_now = inputs.clone(), _read(kept.rows)
-        try:
-            with torch.inference_mode():
-                inputs.copy_(kept.inputs)
-            _write(kept.rows, kept.before)
-            with _random_as(kept.random, inputs.device), kept.resume():
-                outputs = run_eager(self._bind(kept.key))
+        with state_kept(kept.touched):
+            kept.before.restore()
+            with generators_kept(self._wrapped.device, begin_at=kept.random), kept.resume():
+                outputs = run_eager(self._wrapped.bind(kept.key))
             expected = map_tensors(self._owner.cut(kept.key, kept.live, outputs), torch.clone)
-            by_eager = _read(kept.rows)
-        finally:
-            _write(kept.rows, state_now)
-            with torch.inference_mode():
-                inputs.copy_(now)
+            by_eager = Snapshot(kept.rows).saved
         self.num_compared += 1
         gap, _ = find_gap(expected, kept.outputs, is_exact=self._is_bitwise)
         if gap is not None:
@@ -174,53 +175,3 @@ class Shadow:
             if gap is not None:
                 return ShadowVerdict(key=kept.key, what=gap.detail, where=f"state {name}")
         return None
-
-    def _inputs(self, sizes: Sizes) -> torch.Tensor:
-        return self._buffers.arena[: self._buffers.num_bytes_at(sizes)]
-
-
-@contextmanager
-def state_kept(rows: Mapping[str, Rows], device: torch.device) -> Iterator[None]:
-    """Put back ``rows``, and the random generators of the host and of ``device``, whatever ran meanwhile."""
-    before = _read(rows)
-    with _random_as(_random_state(device), device):
-        try:
-            yield
-        finally:
-            _write(rows, before)
-
-
-def _read(rows: Mapping[str, Rows]) -> dict[str, torch.Tensor]:
-    return {name: tensor.clone() if index is None else tensor[index] for name, (tensor, index) in rows.items()}
-
-
-def _write(rows: Mapping[str, Rows], values: Mapping[str, torch.Tensor]) -> None:
-    with torch.inference_mode():  # some of them may have been made in it
-        for name, (tensor, index) in rows.items():
-            if index is None:
-                tensor.copy_(values[name])
-            else:
-                tensor.index_copy_(0, index, values[name])
-
-
-def _random_state(device: torch.device) -> list[torch.Tensor]:
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
-
-
-class _random_as:
-    """Generators as they were for the kept step, put back at exit."""
-
-    def __init__(self, states: list[torch.Tensor], device: torch.device) -> None:
-        devices = [device.index or 0] if device.type == "cuda" else []
-        self._fork = torch.random.fork_rng(devices=devices)
-        self._states, self._device = states, device
-
-    def __enter__(self) -> None:
-        self._fork.__enter__()
-        torch.set_rng_state(self._states[0])
-        if len(self._states) > 1:
-            torch.cuda.set_rng_state(self._states[1], self._device)
-
-    def __exit__(self, *error: Any) -> None:
-        self._fork.__exit__(*error)

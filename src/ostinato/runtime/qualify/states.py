@@ -1,7 +1,6 @@
-"""State that steps write: save it, put it back, and find what was written that should not have been.
+"""State that steps write: find what was written that should not have been.
 
-A state tensor has one entry (a cache slot, a state row) in dimension 0. Kept on the device, so a snapshot costs the
-bytes of the state once more.
+A state tensor has one entry (a cache slot, a state row) in dimension 0.
 """
 
 from __future__ import annotations
@@ -11,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ostinato.runtime.runners import find_gap, has_same_bits, same_bits
+from ostinato.runtime.runners import Snapshot, find_gap, has_same_bits, same_bits
 
-__all__ = ["Snapshot", "Writes", "changed_rows", "checksum", "state_fault"]
+__all__ = ["Writes", "changed_rows", "checksum", "state_fault"]
 
 _MOST_ROWS_TOLD = 6
 _CHUNK_BYTES = 32 << 20  # torch widens what it sums
@@ -27,24 +26,6 @@ class Writes:
     """Rows of the live set: they must come out as eager leaves them."""
     spare: torch.Tensor | None = None
     """Rows that padded rows may write and nobody reads (the null page)."""
-
-
-class Snapshot:
-    """Copies of named tensors.
-
-    Args:
-        tensors: the live ones; they are read now and written by `restore`.
-    """
-
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        self._tensors = dict(tensors)
-        self.saved = {name: tensor.clone() for name, tensor in tensors.items()}
-
-    def restore(self) -> None:
-        """Write the copies back."""
-        with torch.inference_mode():  # some of them may have been made in it
-            for name, tensor in self._tensors.items():
-                tensor.copy_(self.saved[name])
 
 
 def checksum(tensor: torch.Tensor) -> int:

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from ostinato.runtime.buffers import Place, Sizes, StaticBuffers
+from ostinato.runtime.buffers import Place
 from ostinato.runtime.capture import CaptureBackend
-from ostinato.runtime.keys import GraphKey
 from ostinato.runtime.qualify.cases import RandomCases
-from ostinato.runtime.runners import Call, CapturedPlan
+from ostinato.runtime.runners import CapturedKeys, MadeUpRuns, WrappedCallable
 
 __all__ = ["Subject", "integer_ranges", "written_state"]
 
@@ -21,51 +20,41 @@ Ranges = Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """One captured callable, handed over by the facade."""
+    """One callable and its graphs, handed over by the facade."""
 
     backend: CaptureBackend
-    buffers: StaticBuffers
-    plans: Mapping[GraphKey, CapturedPlan]
-    sizes_of: Callable[[GraphKey], Sizes]
-    bind: Callable[[GraphKey], Call]
-    """The callable on the static buffers at a key's padded sizes."""
-    call: Callable[[Mapping[str, torch.Tensor]], Any]
-    """The callable on named tensors of live size."""
+    runs: MadeUpRuns
+    """Makes metadata for keys, and captures one once more."""
+    captured: CapturedKeys
     cut: Callable[[Any, int], Any]
     """The live part of outputs with so many live tokens, as views."""
-    prepare: Callable[[GraphKey], None] | None
-    capture: Callable[[GraphKey], CapturedPlan]
-    """Captures a key once more, on what the buffers hold; the plan is the caller's to close."""
-    check_guards: Callable[[GraphKey], None]
-    state: Mapping[str, torch.Tensor]
-    """See `written_state`."""
     ranges: Ranges
     """See `integer_ranges`."""
     is_bitwise: bool
     """Whether a replay must have the bits of eager: nothing compiles, and the device computes alike each time."""
 
+    @property
+    def wrapped(self) -> WrappedCallable:
+        """The callable on its static buffers."""
+        return self.runs.wrapped
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """See `written_state`; as it lies now."""
+        places = (*self.wrapped.state_places(), *self.wrapped.own_places())
+        return written_state(places, arena=self.wrapped.buffers.arena)
+
     def random_cases(self, seed: int) -> RandomCases:
         """The default batches."""
-        return RandomCases(
-            buffers=self.buffers,
-            sizes_of=self.sizes_of,
-            prepare=self.prepare or (lambda key: None),
-            call=self.call,
-            cut=self.cut,
-            state=self.state,
-            ranges=self.ranges,
-            compares_exact=self.prepare is None,
-            seed=seed,
-        )
+        return RandomCases(self.runs, cut=self.cut, state=self.state(), ranges=self.ranges, seed=seed)
 
     def untried(self) -> list[str]:
         """What the default batches leave out."""
         notes = [
             f"slot {name} declares no valid_range, so it was filled with zeros only"
-            for name, slot in self.buffers.slots.items()
+            for name, slot in self.wrapped.buffers.slots.items()
             if slot.valid_range is None and name not in self.ranges and _counts(slot.dtype)
         ]
-        if self.prepare is not None:
+        if self.runs.is_prepared:
             notes.append("runs without padding were not compared: prepare= makes metadata for padded sizes alone")
         return notes
 

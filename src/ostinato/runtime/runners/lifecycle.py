@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from ostinato.errors import CaptureError, OstinatoError
 from ostinato.runtime.capture import CaptureBackend, DeviceUsage
 from ostinato.runtime.keys import GraphKey
 from ostinato.runtime.memory import CaptureCost
@@ -34,6 +35,18 @@ class CaptureReport:
     def first_error(self) -> Exception | None:
         """The error of the first key that failed, as it was raised."""
         return next(iter(self.failed.values()), None)
+
+    def require_any(self) -> None:
+        """Raise if keys have failed and none was captured.
+
+        Raises:
+            CaptureError: the first key's error is its cause, or is raised itself if it is an `OstinatoError` already.
+        """
+        if self.failed and not self.captured:
+            first = self.first_error
+            if isinstance(first, OstinatoError):
+                raise first
+            raise CaptureError("no key could be captured", fix="see the cause; it is the first key's error") from first
 
 
 def capture_all(

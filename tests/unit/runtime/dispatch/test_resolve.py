@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from ostinato.runtime.dispatch import ModeRequest, resolve_mode
+from ostinato.runtime.dispatch import ModeRequest, ResolvedMode, resolve_mode
 from ostinato.runtime.keys import CaptureSupport, Compiler, Mode, Partition
 
 NEVER, SINGLE, UNIFORM, ALWAYS = CaptureSupport
@@ -258,3 +258,20 @@ def test_interesting_rows(request_, mode, partition, compiler, words):
     found = resolve_mode(request_)
     assert (found.mode, found.partition, found.compiler) == (mode, partition, compiler)
     assert words in found.reason
+
+
+@pytest.mark.parametrize(
+    ("partition", "compiler", "is_traced", "is_compiled"),
+    [
+        (Partition.BREAKABLE, Compiler.NONE, False, False),
+        (Partition.BREAKABLE, Compiler.INDUCTOR, True, True),
+        (Partition.FX, Compiler.NONE, True, False),
+        (Partition.FX, Compiler.INDUCTOR, True, True),
+        (Partition.INDUCTOR, Compiler.NONE, True, True),
+    ],
+)
+def test_what_is_traced_runs_twice_and_what_is_compiled_need_not_have_the_bits_of_eager(
+    partition, compiler, is_traced, is_compiled
+):
+    mode = ResolvedMode(asked=Mode.AUTO, mode=Mode.FULL_AND_PIECEWISE, partition=partition, compiler=compiler)
+    assert (mode.is_traced, mode.is_compiled) == (is_traced, is_compiled)

@@ -123,7 +123,7 @@ def test_every_key_is_the_one_trace_but_size_one(ready):
         x = torch.randn(rows, 2)
         assert torch.equal(graphed(x), program(x))
     assert len(graphed.plans) == 4
-    runner = graphed._runners[RuntimeMode.PIECEWISE]
+    runner = graphed._runs.runners[RuntimeMode.PIECEWISE]
     assert sorted(runner._programs) == [(False,), (True,)]
 
 

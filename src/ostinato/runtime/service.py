@@ -1,0 +1,137 @@
+"""`KeyService`: keys are planned, come into service, one capture each, and go out of it.
+
+Keeps the dispatcher, the plans, their guards and what they may lend in step with each other. Called by the facade and
+by a change of sizes, which hold the step lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from ostinato.runtime.buffers import BridgePool, Place
+from ostinato.runtime.capture import CaptureBackend
+from ostinato.runtime.config import GraphConfig
+from ostinato.runtime.dispatch import Dispatcher, Reason, ResolvedMode
+from ostinato.runtime.keys import GraphKey
+from ostinato.runtime.planning import largest_first, plan_keys
+from ostinato.runtime.runners import (
+    CapturedKeys,
+    CapturedPlan,
+    CaptureReport,
+    Delivery,
+    WrappedCallable,
+    capture_all,
+)
+from ostinato.telemetry import EventBus, GraphClosed, KeyDropped
+
+__all__ = ["KeyService", "plan_reported"]
+
+
+def plan_reported(config: GraphConfig, mode: ResolvedMode, *, max_tokens: int, bus: EventBus) -> list[GraphKey]:
+    """The keys that ``config`` asks for, largest first; ``bus`` is told of each that cannot be."""
+    return plan_keys(
+        config,
+        mode.mode,
+        max_size=max_tokens,
+        full_mixed_max_tokens=mode.full_mixed_max_tokens,
+        on_drop=lambda key, why: bus.emit(KeyDropped(key=str(key), reason=why)),
+    )
+
+
+class KeyService:
+    """The keys of one callable.
+
+    Args:
+        wrapped: the callable.
+        backend: which captures.
+        bus: told of each key that comes and goes.
+        dispatcher: chooses among the keys in service.
+        captured: owns their plans.
+        delivery: lends their outputs.
+        bridges: of all plans.
+    """
+
+    def __init__(
+        self,
+        wrapped: WrappedCallable,
+        *,
+        backend: CaptureBackend,
+        bus: EventBus,
+        dispatcher: Dispatcher,
+        captured: CapturedKeys,
+        delivery: Delivery,
+        bridges: BridgePool,
+    ) -> None:
+        self._wrapped = wrapped
+        self._backend = backend
+        self._bus = bus
+        self._dispatcher = dispatcher
+        self._captured = captured
+        self._delivery = delivery
+        self._bridges = bridges
+
+    @property
+    def keys(self) -> list[GraphKey]:
+        """Planned keys, largest first."""
+        return self._dispatcher.keys
+
+    def capture(
+        self, capture_one: Callable[[GraphKey], CapturedPlan], *, on_key: Callable[[GraphKey], None] | None
+    ) -> CaptureReport:
+        """Capture every planned key, largest first; a key that fails is blocked alone."""
+
+        def done(key: GraphKey, plan: CapturedPlan | None) -> None:
+            if plan is None:
+                self._dispatcher.block(key, Reason.CAPTURE_FAILED)
+            else:
+                self._captured.add(key, plan)
+                self._dispatcher.mark_captured(key)
+            if on_key is not None:
+                on_key(key)
+
+        kept = self.kept()
+        report = self.capture_aside(self.keys, capture_one, on_done=done)
+        self._watch(kept)
+        return report
+
+    def capture_aside(
+        self,
+        keys: Iterable[GraphKey],
+        capture_one: Callable[[GraphKey], CapturedPlan],
+        *,
+        on_done: Callable[[GraphKey, CapturedPlan | None], None],
+    ) -> CaptureReport:
+        """Capture ``keys``, which do not come into service by that; see `capture_all`."""
+        return capture_all(keys, capture_one, backend=self._backend, bus=self._bus, on_done=on_done)
+
+    def swap(self, added: Mapping[GraphKey, CapturedPlan], retired: Sequence[GraphKey], *, kept: list[Place]) -> None:
+        """Put ``added`` into service and give the graphs of ``retired`` back. ``kept``: from before the captures."""
+        gone = set(retired)
+        self._dispatcher.replace_keys(largest_first([key for key in [*self.keys, *added] if key not in gone]))
+        for key in retired:
+            self._captured.drop(key)
+            self._bus.emit(GraphClosed(key=str(key), reason="retired"))
+        for key, plan in added.items():
+            self._captured.add(key, plan)
+        self._captured.reorder(self.keys)
+        self._watch(kept)
+        for key in added:
+            self._dispatcher.mark_captured(key)
+
+    def release(self) -> None:
+        """Give all graphs back; the keys stay planned."""
+        self._captured.clear()
+        for key in self.keys:
+            self._dispatcher.block(key, Reason.NOT_CAPTURED_YET)
+            self._bus.emit(GraphClosed(key=str(key), reason="released"))
+
+    def kept(self) -> list[Place]:
+        """What the callable keeps. Held from before a capture to its end: so no graph is given that memory."""
+        return [*self._wrapped.own_places(), *self._wrapped.state_places()]
+
+    def _watch(self, kept: Sequence[Place]) -> None:
+        """Guard what the plans read, as it lies now."""
+        wrapped = self._wrapped
+        known = {wrapped.buffers.arena.untyped_storage().data_ptr(), *self._bridges.addresses}
+        self._captured.watch(wrapped.own_places(), wrapped.state_places(), known=known)
+        self._delivery.leave(place.tensor for place in kept)

@@ -1,0 +1,56 @@
+"""`Measuring`: times the ways to run a step, and leaves everything as it found it. Called by `Graphed.measure`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ostinato.runtime.config import GraphConfig
+from ostinato.runtime.dispatch import CostTable, Dispatcher, StepsToTime, measure_steps, steps_to_time
+from ostinato.runtime.qualify import Qualifier
+from ostinato.runtime.runners import CapturedKeys, MadeUpRuns, seeded, state_kept, timed
+from ostinato.runtime.steps.live import LiveSteps, no_grad
+from ostinato.runtime.steps.made_up import MadeUpSteps
+
+__all__ = ["Measuring"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measuring:
+    """What it takes to time the steps of one callable."""
+
+    config: GraphConfig
+    live: LiveSteps
+    runs: MadeUpRuns
+    dispatcher: Dispatcher
+    captured: CapturedKeys
+    qualifier: Qualifier
+
+    def measure(
+        self,
+        steps: StepsToTime | None,
+        *,
+        sizes: Sequence[int] | None,
+        budget_seconds: float,
+        clock: Callable[[], float],
+        on_step: Callable[[], None] | None,
+    ) -> CostTable:
+        """The costs of the keys that may be used, captured all; see `Graphed.measure`."""
+        keys = [key for key in self.captured.plans if self.dispatcher.usable(key)]
+        self.qualifier.finish_shadow()
+        steps = steps or self._made_up()
+        wrapped, config = self.runs.wrapped, self.config
+        query_lens = () if config.max_num_reqs is None else config.uniform_query_lens
+
+        def seconds(run: Callable[[], Any]) -> float:
+            return timed(run, wrapped.device, clock=clock)[1]
+
+        kept = state_kept({**steps.state(), "(static buffers)": wrapped.buffers.arena})
+        with kept, self.qualifier.without_shadow(), self.dispatcher.muted(), seeded(wrapped.device), no_grad():
+            todo = steps_to_time(keys, steps, query_lens=query_lens, tiers=config.kv_tiers, sizes=sizes)
+            return measure_steps(todo, steps, timed=seconds, budget_seconds=budget_seconds, on_step=on_step)
+
+    def _made_up(self) -> MadeUpSteps:
+        state = self.qualifier.subject.state()
+        return MadeUpSteps(self.live, self.runs, state=state, max_num_reqs=self.config.max_num_reqs)
