@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         SizeChange,
         SizeSuggestion,
         TrafficHistogram,
+        next_to_capture,
         plan_traffic,
     )
     from ostinato.runtime.qualify import (
@@ -61,11 +62,12 @@ if TYPE_CHECKING:
         sizes_to_try,
     )
     from ostinato.runtime.resize import ResizeReport
-    from ostinato.runtime.runners import PlanInspection, ReplayView
+    from ostinato.runtime.runners import CaptureReport, PlanInspection, ReplayView
 
 __all__ = [
     "BatchKind",
     "CaptureCost",
+    "CaptureReport",
     "CaptureSupport",
     "Case",
     "Compiler",
@@ -123,6 +125,7 @@ __all__ = [
     "graph_break",
     "hardware_name",
     "jit_mark",
+    "next_to_capture",
     "opaque_op",
     "plan_traffic",
     "preview",
@@ -135,6 +138,7 @@ __all__ = [
 _HOMES = {
     "BatchKind": "ostinato.runtime.dispatch",
     "CaptureCost": "ostinato.runtime.memory",
+    "CaptureReport": "ostinato.runtime.runners",
     "CaptureSupport": "ostinato.runtime.keys",
     "Case": "ostinato.runtime.qualify",
     "Compiler": "ostinato.runtime.keys",
@@ -192,6 +196,7 @@ _HOMES = {
     "graph_break": "ostinato.runtime.breaks",
     "hardware_name": "ostinato.runtime.capture",
     "jit_mark": "ostinato.runtime.breaks",
+    "next_to_capture": "ostinato.runtime.planning",
     "opaque_op": "ostinato.runtime.opaque",
     "plan_traffic": "ostinato.runtime.planning",
     "preview": "ostinato.runtime.dispatch",

@@ -14,6 +14,7 @@ from ostinato.runtime.buffers import NUM_TOKENS, BridgePool
 from ostinato.runtime.capture import CaptureBackend, select_backend
 from ostinato.runtime.dispatch import Dispatcher, ModeRequest, ResolvedMode, resolve_mode
 from ostinato.runtime.keys import Mode
+from ostinato.runtime.late_capture import LateCapture
 from ostinato.runtime.qualify import Qualifier, Subject, integer_ranges
 from ostinato.runtime.resize import Resizing
 from ostinato.runtime.runners import CapturedKeys, Delivery, MadeUpRuns, StepLock, WrappedCallable, make_runners
@@ -44,6 +45,7 @@ class Parts:
     service: KeyService
     qualifier: Qualifier
     steps: LiveSteps
+    late: LateCapture
     resizing: Resizing
     measuring: Measuring
 
@@ -129,7 +131,8 @@ def assemble(arguments: Arguments) -> Parts:
         delivery=delivery,
         qualifier=qualifier,
     )
-    resizing = Resizing(config=config, mode=mode, bus=bus, service=service, runs=runs, qualifier=qualifier)
+    late = LateCapture(service=service, runs=runs, qualifier=qualifier)
+    resizing = Resizing(config=config, mode=mode, bus=bus, service=service, late=late, max_sizes=max_sizes)
     measuring = Measuring(
         config=config, live=steps, runs=runs, dispatcher=dispatcher, captured=captured, qualifier=qualifier
     )
@@ -149,6 +152,7 @@ def assemble(arguments: Arguments) -> Parts:
         service=service,
         qualifier=qualifier,
         steps=steps,
+        late=late,
         resizing=resizing,
         measuring=measuring,
     )

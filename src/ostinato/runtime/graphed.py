@@ -112,6 +112,7 @@ class Graphed:
         self._service = parts.service
         self._qualifier = parts.qualifier
         self._steps = parts.steps
+        self._late = parts.late
         self._resizing = parts.resizing
         self._measuring = parts.measuring
 
@@ -158,6 +159,57 @@ class Graphed:
             self._qualifier.start_shadow(self.config.shadow_every)
         self._life.stage = Stage.CAPTURED
         report.require_any()
+        return report
+
+    def defer_capture(self) -> Self:
+        """Capture nothing now: steps run eagerly, with the reason NOT_CAPTURED_YET, until `capture_late`.
+
+        In place of `warm_up` and `capture`, for a callable that is to serve at once.
+        """
+        self._life.require(Stage.PLANNED, step="defer_capture")
+        self._qualifier.start_shadow(self.config.shadow_every)
+        self._life.stage = Stage.CAPTURED
+        return self
+
+    @property
+    def pending(self) -> list[GraphKey]:
+        """Planned keys that wait for `capture_late`, largest first."""
+        return self._service.pending()
+
+    def capture_late(
+        self, keys: Sequence[GraphKey] | None = None, *, on_key: Callable[[GraphKey], None] | None = None
+    ) -> CaptureReport:
+        """Warm up and capture pending keys between two steps; steps on other threads wait meanwhile.
+
+        The callable's state is as before afterwards, but the contents of `buffers` are lost, and so are outputs that
+        were lent. A key that fails is dropped alone, and not tried again.
+
+        Args:
+            keys: some of `pending`; by default all.
+            on_key: told of each key when it is captured, or is not.
+
+        Raises:
+            RuntimeStateError: before `defer_capture` or `capture`, from inside a step or a capture, or a key is not
+                pending.
+            AddressChangedError: what a graph reads has moved since its capture; nothing was changed.
+        """
+        self._life.require(Stage.CAPTURED, step="capture_late")
+        if is_planning() or is_recording():
+            raise RuntimeStateError("capture_late() was called inside a capture", fix="capture between two steps")
+        pending = self.pending
+        chosen = pending if keys is None else list(keys)
+        if other := [key for key in chosen if key not in set(pending)]:
+            raise RuntimeStateError(f"{other[0]} is not pending", fix="capture keys of `pending`")
+        self.finish_shadow()
+        with self._lock, no_grad():
+            self.backend.generation.advance()  # what a capture runs writes bridges
+            self.check_guards()
+            kept = self._service.kept()
+            report, plans = self._late.capture(chosen, on_key=on_key)
+            if self.config.max_num_reqs is None:
+                self._delivery.check()
+            self._service.swap(plans, [], kept=kept)
+            self._service.give_up(report.failed)
         return report
 
     def release(self) -> None:

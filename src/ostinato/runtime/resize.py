@@ -1,17 +1,15 @@
 """`Resizing`: which sizes would suit the traffic, and the change to them while running, between two steps.
 
 The new keys are captured, then the cold ones retire. A transaction: a key that cannot be warmed up or captured is
-dropped alone, and then nothing is retired, so that no step finds less than before. The callable's state and the random
-generators are as if the made-up steps had not been; what its breaks do on the host is not undone. Called by the facade,
-which holds its lock.
+dropped alone, and then nothing is retired, so that no step finds less than before. Called by the facade, which holds
+its lock.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,11 +17,10 @@ from ostinato.errors import ConfigError
 from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, Sizes
 from ostinato.runtime.config import GraphConfig
 from ostinato.runtime.dispatch import ResolvedMode
-from ostinato.runtime.keys import GraphKey, LiveBatch
+from ostinato.runtime.keys import GraphKey
+from ostinato.runtime.late_capture import LateCapture
 from ostinato.runtime.memory import CaptureCost
 from ostinato.runtime.planning import PlannedSizes, SizeSuggestion, largest_first, suggest_sizes
-from ostinato.runtime.qualify import Qualifier, ShadowOwner
-from ostinato.runtime.runners import CapturedPlan, MadeUpRuns, generators_kept, state_kept
 from ostinato.runtime.service import KeyService, plan_reported
 from ostinato.telemetry import DispatchCounters, EventBus
 
@@ -103,9 +100,9 @@ class Resizing:
     mode: ResolvedMode
     bus: EventBus
     service: KeyService
-    runs: MadeUpRuns
-    qualifier: Qualifier
-    """Knows who knows what a made-up step writes: it is put back."""
+    late: LateCapture
+    max_sizes: Sizes
+    """That the static buffers hold."""
 
     def suggest(
         self,
@@ -116,7 +113,7 @@ class Resizing:
         costs: Mapping[str, Callable[[int], float]] | None,
     ) -> SizeSuggestion:
         """Sizes for the steps that ``counters`` have seen; see `Graphed.suggest_sizes`."""
-        most, longest = self._max_sizes, max(self.config.uniform_query_lens)
+        most, longest = self.max_sizes, max(self.config.uniform_query_lens)
         return suggest_sizes(
             PlannedSizes.of(self.service.keys),
             {"decode": counters.decode_sizes, "mixed": counters.mixed_sizes},
@@ -132,71 +129,24 @@ class Resizing:
 
     def target(self, *, sizes: tuple[int, ...] | None, decode_sizes: tuple[int, ...] | None) -> list[GraphKey]:
         """The keys that other sizes mean; None leaves a kind. Raises what `changed_sizes` does."""
-        most = self._max_sizes
+        most = self.max_sizes
         config = changed_sizes(self.config, self.service.keys, sizes=sizes, decode_sizes=decode_sizes, max_sizes=most)
         return plan_reported(config, self.mode, max_tokens=most[NUM_TOKENS], bus=self.bus)
 
     def apply(self, target: Sequence[GraphKey], *, on_key: Callable[[GraphKey], None] | None) -> ResizeReport:
         """Make the planned keys ``target``, or all that there are and those of ``target`` that could be captured."""
         began = time.perf_counter()
-        owner = self.qualifier.owner()
         kept = self.service.kept()
         planned = self.service.keys
         new = [key for key in largest_first(target) if key not in set(planned)]
         cold = [key for key in planned if key not in set(target)]
-        plans: dict[GraphKey, CapturedPlan] = {}
-
-        def done(key: GraphKey, plan: CapturedPlan | None) -> None:
-            if plan is not None:
-                plans[key] = plan
-            if on_key is not None:
-                on_key(key)
-
-        unfit = self._warm_up(new, owner)
-        try:
-            report = self.service.capture_aside(new, lambda key: self._capture(key, unfit, owner), on_done=done)
-        except BaseException:  # an interrupt: all is as it was
-            for plan in plans.values():
-                plan.close()
-            raise
+        report, plans = self.late.capture(new, on_key=on_key)
         retired = [] if report.failed else cold
         self.service.swap(plans, retired, kept=kept)
-        seconds = time.perf_counter() - began
         return ResizeReport(
-            added=list(plans), retired=retired, failed=report.failed, seconds=seconds, costs=report.costs
+            added=list(plans),
+            retired=retired,
+            failed=report.failed,
+            seconds=time.perf_counter() - began,
+            costs=report.costs,
         )
-
-    def _warm_up(self, keys: Sequence[GraphKey], owner: ShadowOwner) -> dict[GraphKey, Exception]:
-        """Run ``keys`` eagerly; the errors of those that cannot be."""
-        unfit: dict[GraphKey, Exception] = {}
-        for _ in range(self.runs.num_warm_ups):
-            for key in keys:
-                if key not in unfit:
-                    try:
-                        with self._state_kept(key, owner):
-                            self.runs.warm_up(key)
-                    except Exception as error:
-                        unfit[key] = error
-        if keys and self.runs.after_warm_up is not None:
-            with self._state_kept(keys[0], owner):  # it may clear what steps have written since
-                self.runs.after_warm_up()
-        return unfit
-
-    def _capture(self, key: GraphKey, unfit: Mapping[GraphKey, Exception], owner: ShadowOwner) -> CapturedPlan:
-        if key in unfit:
-            raise unfit[key]
-        with self._state_kept(key, owner):
-            return self.runs.capture(key)
-
-    @contextmanager
-    def _state_kept(self, key: GraphKey, owner: ShadowOwner) -> Iterator[None]:
-        """Put back what a made-up step of ``key`` writes."""
-        self.runs.make_ready(key)  # the owner looks at the made-up step
-        wrapped = self.runs.wrapped
-        live = LiveBatch(num_tokens=key.num_tokens, num_reqs=wrapped.key_sizes(key)[NUM_REQS])
-        with state_kept(owner.written(key, live)), generators_kept(wrapped.device):
-            yield
-
-    @property
-    def _max_sizes(self) -> Sizes:
-        return self.runs.wrapped.buffers.max_sizes

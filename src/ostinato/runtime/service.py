@@ -107,7 +107,8 @@ class KeyService:
     def swap(self, added: Mapping[GraphKey, CapturedPlan], retired: Sequence[GraphKey], *, kept: list[Place]) -> None:
         """Put ``added`` into service and give the graphs of ``retired`` back. ``kept``: from before the captures."""
         gone = set(retired)
-        self._dispatcher.replace_keys(largest_first([key for key in [*self.keys, *added] if key not in gone]))
+        staying = dict.fromkeys(key for key in [*self.keys, *added] if key not in gone)
+        self._dispatcher.replace_keys(largest_first(list(staying)))
         for key in retired:
             self._captured.drop(key)
             self._bus.emit(GraphClosed(key=str(key), reason="retired"))
@@ -117,6 +118,15 @@ class KeyService:
         self._watch(kept)
         for key in added:
             self._dispatcher.mark_captured(key)
+
+    def pending(self) -> list[GraphKey]:
+        """Planned keys that wait for their capture, largest first."""
+        return [key for key in self.keys if self._dispatcher.why_blocked(key) is Reason.NOT_CAPTURED_YET]
+
+    def give_up(self, keys: Iterable[GraphKey]) -> None:
+        """``keys`` could not be captured; they are not tried again."""
+        for key in keys:
+            self._dispatcher.block(key, Reason.CAPTURE_FAILED)
 
     def release(self) -> None:
         """Give all graphs back; the keys stay planned."""

@@ -6,6 +6,7 @@ place from which it takes the tensor; its name is what an error should say. Foun
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -46,29 +47,34 @@ def places_in(state: Any) -> list[Place]:
     return list(_of_value("state", state, _constant(state)))
 
 
-def _of_callable(fn: Any) -> Iterator[Place]:
+def _of_callable(fn: Any, *, enters_breaks: bool = True) -> Iterator[Place]:
+    of_reached = functools.partial(_of_reached, enters_breaks=enters_breaks)
     if isinstance(fn, torch.nn.Module):
         yield from _of_module("", fn, _constant(fn))
     elif isinstance(fn, functools.partial):
-        yield from _of_callable(fn.func)
+        yield from _of_callable(fn.func, enters_breaks=enters_breaks)
         for name, value in (*((f"args[{i}]", v) for i, v in enumerate(fn.args)), *fn.keywords.items()):
-            yield from _of_reached(name, value, _constant(value))
+            yield from of_reached(name, value, _constant(value))
     elif isinstance(fn, types.MethodType):
-        yield from _of_reached("", fn.__self__, _constant(fn.__self__))
+        yield from of_reached("", fn.__self__, _constant(fn.__self__))
     elif isinstance(fn, types.FunctionType):
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-            yield from _of_reached(name, _in_cell(cell), functools.partial(_in_cell, cell))
+            yield from of_reached(name, _in_cell(cell), functools.partial(_in_cell, cell))
         for name in fn.__code__.co_names:
             if name in fn.__globals__:
                 get = functools.partial(fn.__globals__.get, name)
-                yield from _of_reached(name, fn.__globals__[name], get)
+                yield from of_reached(name, fn.__globals__[name], get)
     else:
-        yield from _of_reached("", fn, _constant(fn))
+        yield from of_reached("", fn, _constant(fn))
 
 
-def _of_reached(name: str, value: Any, get: Callable[[], Any]) -> Iterator[Place]:
-    """Places in what a callable has at hand: `_of_value`, and the attributes of a plain object."""
+def _of_reached(name: str, value: Any, get: Callable[[], Any], *, enters_breaks: bool = True) -> Iterator[Place]:
+    """Places in what a callable has at hand: `_of_value`, attributes of a plain object, and what a break reaches."""
     yield from _of_value(name, value, get)
+    point = getattr(value, "__ostinato_break__", None) if enters_breaks else None
+    if point is not None:  # not those that it reaches in turn: they may reach it
+        for place in _of_callable(point.fn, enters_breaks=False):
+            yield dataclasses.replace(place, name=f"{name}.{place.name}")
     is_plain = hasattr(value, "__dict__") and not isinstance(
         value, torch.nn.Module | torch.Tensor | type | types.ModuleType | types.FunctionType | Mapping | list | tuple
     )

@@ -110,6 +110,10 @@ class Dispatcher:
         """Whether nothing stands against ``key``."""
         return key not in self._table.blocked
 
+    def why_blocked(self, key: GraphKey) -> Reason | None:
+        """What stands against ``key``, if anything does."""
+        return self._table.blocked.get(key)
+
     def record_failure(self, key: GraphKey, error: Exception) -> None:
         """A replay of ``key`` raised: once too often in a row, and the key is quarantined. What is the fault of the
         inputs alone, or of how the caller uses the callable, does not count."""

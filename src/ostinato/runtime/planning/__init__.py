@@ -1,5 +1,6 @@
 """Which sizes to capture: ladders, plans from traffic, and the list of keys."""
 
+from ostinato.runtime.planning.capture_order import next_to_capture
 from ostinato.runtime.planning.cost_curve import CostCurve
 from ostinato.runtime.planning.drift import PlannedSizes, SizeChange, SizeSuggestion, suggest_change, suggest_sizes
 from ostinato.runtime.planning.histogram import TrafficHistogram
@@ -25,6 +26,7 @@ __all__ = [
     "judge_sizes",
     "largest_first",
     "largest_size",
+    "next_to_capture",
     "optimise_sizes",
     "plan_keys",
     "plan_traffic",

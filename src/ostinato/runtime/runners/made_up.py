@@ -90,7 +90,7 @@ class MadeUpRuns:
                 self.warm_up(key)
                 if on_key is not None and run == self.num_warm_ups - 1:
                     on_key(key)
-            self._warm_up_witness(keys)
+            self.warm_up_witness(keys)
 
     def capture(self, key: GraphKey) -> CapturedPlan:
         """Capture ``key``, all or nothing."""
@@ -101,7 +101,7 @@ class MadeUpRuns:
         """Capture ``key`` on what the buffers hold."""
         return self.runners[key.runtime_mode].capture(key, self.wrapped.bind(key))
 
-    def _warm_up_witness(self, keys: Sequence[GraphKey]) -> None:
+    def warm_up_witness(self, keys: Sequence[GraphKey]) -> None:
         """With one bucket, run one size more: else a state tensor of as many rows would pass for a batch."""
         sizes = {key.num_tokens for key in keys}
         if len(sizes) == 1 and max(sizes) > 1 and not self.is_prepared:

@@ -7,6 +7,7 @@ import functools
 import torch
 from torch import nn
 
+from ostinato.runtime.breaks import graph_break
 from ostinato.runtime.buffers import places_in, places_of
 
 TABLE = torch.arange(4.0)
@@ -108,3 +109,19 @@ def test_a_modules_plain_containers_are_looked_into_and_found_anew():
     assert places["adapters['en'][1]"].get() is places["adapters['en'][1]"].peek() is None
     block.adapters = {"de": torch.zeros(4)}
     assert places["adapters['de']"].get() is block.adapters["de"] is not places["adapters['de']"].tensor
+
+
+def test_what_a_break_reaches():
+    table, other = torch.ones(2), torch.zeros(3)
+
+    @graph_break
+    def inner(h):
+        return h + other.sum()
+
+    @graph_break
+    def look(h):
+        return inner(h) * table
+
+    found = {place.name: place.tensor for place in places_of(lambda x: look(x) + 1)}
+    assert found["look.table"] is table
+    assert not any(tensor is other for tensor in found.values()), "breaks may reach each other in circles"

@@ -1,0 +1,112 @@
+"""Serving at once, and capturing between steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ostinato.errors import RuntimeStateError, TensorReboundError
+from ostinato.runtime import GraphConfig, Graphed, LiveBatch, Reason, RuntimeMode, graph_break
+
+X = torch.arange(24.0 * 4).view(24, 4)
+
+
+def make(fn, *, example=(X,), **config):
+    return Graphed(fn, example=example, config=GraphConfig(**({"mode": "full", "sizes": (8, 16, 24)} | config)))
+
+
+def test_steps_run_eagerly_until_their_graph_is_there():
+    with make(lambda x: x * 2 + 1).defer_capture() as graphed:
+        assert [key.num_tokens for key in graphed.pending] == [24, 16, 8]
+        assert torch.equal(graphed(X[:5]), X[:5] * 2 + 1)
+        assert graphed.explain(X[:5]).reason is Reason.NOT_CAPTURED_YET
+        report = graphed.capture_late(graphed.pending[1:2])
+        assert [key.num_tokens for key in report.captured] == [16]
+        assert graphed.explain(X[:5]).bucket == "16", "a larger bucket serves until its own is there"
+        assert graphed.explain(X[:20]).runtime_mode is RuntimeMode.EAGER
+        graphed.capture_late()
+        assert graphed.pending == []
+        assert [key.num_tokens for key in graphed.plans] == [24, 16, 8]
+        for rows in (1, 5, 8, 9, 16, 24):
+            assert torch.equal(graphed(X[:rows]), X[:rows] * 2 + 1)
+        assert graphed.explain(X[:5]).bucket == "8"
+
+
+@pytest.mark.parametrize("partition", ["breakable", "fx"])
+def test_state_is_as_if_the_made_up_steps_had_not_been(partition):
+    state, draws = torch.zeros(4), []
+
+    @graph_break
+    def count(h):
+        state.add_(h.sum(0))
+        return h + 0
+
+    with make(lambda x: count(x + 1) * 2, mode="piecewise", partition=partition).defer_capture() as graphed:
+        graphed(X[:3])
+        before = state.clone()
+        torch.manual_seed(1)
+        draws.append(torch.rand(1))
+        torch.manual_seed(1)
+        graphed.capture_late()
+        draws.append(torch.rand(1))
+        assert torch.equal(state, before)
+        assert torch.equal(*draws)
+        assert torch.equal(graphed(X[:8]), (X[:8] + 1) * 2)
+        assert torch.equal(state, before + (X[:8] + 1).sum(0))
+        assert graphed.explain(X[:8]).runtime_mode is RuntimeMode.PIECEWISE
+
+
+def test_a_key_that_fails_is_dropped_alone_and_not_tried_again():
+    def fn(x):
+        return x * x.sum().item() if x.shape[0] == 16 else x * 2
+
+    with make(fn).defer_capture() as graphed:
+        report = graphed.capture_late()
+        assert [key.num_tokens for key in report.failed] == [16]
+        assert graphed.pending == []
+        rejections = graphed.decide(LiveBatch(num_tokens=16)).alternatives
+        assert Reason.CAPTURE_FAILED in {rejection.reason for rejection in rejections}
+        assert graphed.explain(X[:9]).bucket == "24"
+
+
+def test_an_output_that_only_looks_like_a_batch_is_not_cut():
+    table = torch.ones(8, 2)
+    with make(lambda x: (x * 2, table), sizes=(8,)).defer_capture() as graphed:
+        graphed.capture_late()
+        _, whole = graphed(X[:3])
+        assert whole.shape == (8, 2)
+
+
+def test_what_moved_in_between_is_noticed():
+    net = torch.nn.Linear(4, 4)
+    with make(net).defer_capture() as graphed:
+        graphed.capture_late(graphed.pending[:1])
+        net.weight = torch.nn.Parameter(torch.ones(4, 4))
+        with pytest.raises(TensorReboundError):
+            graphed.capture_late()
+
+
+def test_misuse():
+    with make(lambda x: x * 2) as graphed:
+        with pytest.raises(RuntimeStateError, match="planned"):
+            graphed.capture_late()
+        graphed.warm_up().capture()
+        assert graphed.capture_late().captured == [], "nothing is pending"
+        with pytest.raises(RuntimeStateError, match="is not pending"):
+            graphed.capture_late(graphed.keys[:1])
+        with pytest.raises(RuntimeStateError, match="defer_capture"):
+            graphed.defer_capture()
+
+
+def test_from_inside_a_step():
+    def fn(x):
+        if calls:
+            calls.pop()()
+        return x * 2
+
+    calls = []
+    with make(fn, sizes=(8, 16)).defer_capture() as graphed:
+        calls.append(graphed.capture_late)
+        report = graphed.capture_late()
+        assert [key.num_tokens for key in report.failed] == [16], "whose made-up run tried it"
+        assert [key.num_tokens for key in report.captured] == [8]
