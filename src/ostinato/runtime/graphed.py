@@ -296,7 +296,7 @@ class Graphed:
         if self._life.is_over:
             return
         with self._lock:
-            self._life.stage = Stage.CLOSED
+            self._life.end()
             self._qualifier.drop()
             self._captured.clear()
             self._wrapped.forget_state()

@@ -28,11 +28,12 @@ class Life:
 
     def __init__(self) -> None:
         self.stage = Stage.PLANNED
+        self.is_over = False
+        """Whether it was closed. An attribute, since each step asks."""
 
-    @property
-    def is_over(self) -> bool:
-        """Whether it was closed."""
-        return self.stage is Stage.CLOSED
+    def end(self) -> None:
+        """It is closed from here on."""
+        self.stage, self.is_over = Stage.CLOSED, True
 
     def require(self, *stages: Stage, step: str) -> None:
         """Raise if ``step`` is called in none of ``stages``.
@@ -54,5 +55,5 @@ class Life:
 
     def require_open(self) -> None:
         """Raise `ClosedError` once it was closed."""
-        if self.stage is Stage.CLOSED:
+        if self.is_over:
             raise ClosedError("this Graphed was closed", fix="make a new one, or keep the with block open")

@@ -36,8 +36,8 @@ def test_what_was_closed_stays_closed():
     life = Life()
     life.require_open()
     assert not life.is_over
-    life.stage = Stage.CLOSED
-    assert life.is_over
+    life.end()
+    assert life.is_over and life.stage is Stage.CLOSED
     for refused in (life.require_open, lambda: life.require(Stage.CAPTURED, step="qualify")):
         with pytest.raises(ClosedError):
             refused()

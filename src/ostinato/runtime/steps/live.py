@@ -75,7 +75,8 @@ class LiveSteps:
         """See `Graphed.__call__`."""
         if is_planning() or is_recording():
             return self._wrapped.fn(*args, **kwargs)
-        self._qualifier.finish_shadow()
+        if self._qualifier.shadow is not None:
+            self._qualifier.finish_shadow()
         return self.copied(args, kwargs)
 
     def copied(self, args: tuple[Any, ...], kwargs: dict[str, Any], decision: Decision | None = None) -> Any:
@@ -88,9 +89,9 @@ class LiveSteps:
         if decision.key is not None:
             with self._lock, torch.no_grad():
                 if not is_made:
-                    decision = self.decide(live)  # keys may have gone while the lock was waited for
+                    decision = self._dispatcher.decide(live)  # keys may have gone while the lock was waited for
                 if decision.key is not None:
-                    wrapped.load(found, live, self.sizes(decision))
+                    wrapped.load(found, live, wrapped.key_sizes(decision.key))
                     return self._delivery.deliver(self._replay(decision.key, decision), live.num_tokens)
         with torch.no_grad():
             return self._run_eagerly(decision, lambda: wrapped.fn(*args, **kwargs))
