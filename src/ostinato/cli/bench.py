@@ -16,6 +16,7 @@ from ostinato.bench.scenario import SCENARIOS, find_scenario, run_bench
 from ostinato.cli.options import (
     ENGINE_PANEL,
     Attention,
+    Capture,
     Compile,
     Device,
     Dispatch,
@@ -94,6 +95,7 @@ def bench(
     partition: Partition = "breakable",
     compiler: Compile = "none",
     dispatch: Dispatch = "auto",
+    capture: Capture = "eager",
     device: Device = "auto",
     dtype: Dtype = "auto",
     load_format: LoadFormat = "auto",
@@ -107,12 +109,18 @@ def bench(
 ) -> None:
     """Measure a scenario: table, evidence file, plot."""
     find_scenario(scenario)
+    if capture == "background" and scenario not in ("startup", "serve"):
+        raise ConfigError(
+            f"{scenario} measures captured graphs",
+            fix="--capture background goes with startup and serve",
+        )
     config = BenchConfig(
         engine=EngineConfig(
             model=model,
             partition=partition,
             compile=compiler,
             dispatch=dispatch,
+            capture=capture,
             device=device,
             dtype=dtype,
             load_format=load_format,

@@ -15,6 +15,7 @@ import typer
 from ostinato.cli.answers import Answer
 from ostinato.cli.options import (
     Attention,
+    Capture,
     Compile,
     Costs,
     Device,
@@ -74,6 +75,7 @@ def generate(
     partition: Partition = "breakable",
     compiler: Compile = "none",
     dispatch: Dispatch = "auto",
+    capture: Capture = "eager",
     costs: Costs = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -99,6 +101,7 @@ def generate(
         partition=partition,
         compile=compiler,
         dispatch=dispatch,
+        capture=capture,
         costs=costs,
         device=device,
         dtype=dtype,

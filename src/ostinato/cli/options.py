@@ -13,6 +13,7 @@ import typer
 __all__ = [
     "ENGINE_PANEL",
     "Attention",
+    "Capture",
     "Compile",
     "Costs",
     "Device",
@@ -60,6 +61,10 @@ Partition = Annotated[
 Compile = Annotated[
     str,
     typer.Option("--compile", help="What compiles inside graphs: none or inductor.", rich_help_panel=ENGINE_PANEL),
+]
+Capture = Annotated[
+    str,
+    typer.Option("--capture", help="When graphs are captured: eager or background.", rich_help_panel=ENGINE_PANEL),
 ]
 Dispatch = Annotated[
     str,

@@ -26,6 +26,7 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "partition": ("breakable", "fx", "inductor"),
     "compile": ("none", "inductor"),
     "guards": ("always", "sampled", "off"),
+    "capture": ("eager", "background"),
     "dispatch": ("auto", "order", "measured"),
     "attention": ("auto", "torch", "triton", "flashinfer"),
 }
@@ -68,6 +69,10 @@ class EngineConfig:
         dispatch: "order" takes a full graph before a piecewise one before eager, in the smallest bucket; "measured"
             times them all at start and takes the cheapest; "auto" is "measured" where ``costs`` names a file.
         costs: JSON file of measured costs: read if it is there, written once they are measured if not.
+        capture: "eager" captures all graphs before the first answer; "background" answers at once, by eager steps, and
+            captures between steps, those first that the traffic so far would have gained most from.
+        capture_share: with "background", the share of the time that captures may take while requests run; while none
+            does, all of it.
         overlap: launch a step before the tokens of the step before are read; None does so on CUDA, where the
             device works while the host prepares.
         shape_batches: fit steps to the captured sizes: a request may wait one step where its admission would grow
@@ -102,6 +107,8 @@ class EngineConfig:
     shadow_every: int = 0
     dispatch: str = "auto"
     costs: str | None = None
+    capture: str = "eager"
+    capture_share: float = 0.1
     overlap: bool | None = None
     shape_batches: bool = False
     attention: str = "auto"
@@ -133,6 +140,13 @@ class EngineConfig:
             _contradiction("dispatch", "order", "measured, since costs names a file", "leave out costs")
         if self.overlap not in (None, True, False):
             raise ConfigError("overlap must be true, false or None", field="overlap", got=repr(self.overlap))
+        is_number = isinstance(self.capture_share, int | float) and not isinstance(self.capture_share, bool)
+        if not (is_number and 0 <= self.capture_share <= 1):
+            raise ConfigError(
+                f"capture_share must be from 0 to 1, got {self.capture_share!r}",
+                fix="0.1 gives captures a tenth of the time while requests run",
+                field="capture_share",
+            )
         if not isinstance(self.shape_batches, bool):
             raise ConfigError(
                 "shape_batches must be true or false", field="shape_batches", got=repr(self.shape_batches)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import Any, Self
 
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.execution import (
+    BackgroundCapture,
     CostTable,
     Decision,
     Executor,
@@ -104,9 +106,12 @@ class LLM:
         self.partition = stored.name
         self._executor = Executor(loaded, sinks=(self._failures, *sinks))
         try:
-            keys = self._executor.graphed.keys
-            with reporting(progress, "warm-up and capture", 2 * len(keys) or None, "graphs") as bar:
-                self._executor.prepare(on_key=lambda _key: bar.advance(1))
+            if self.config.capture == "background":
+                self._executor.prepare_later()
+            else:
+                keys = self._executor.graphed.keys
+                with reporting(progress, "warm-up and capture", 2 * len(keys) or None, "graphs") as bar:
+                    self._executor.prepare(on_key=lambda _key: bar.advance(1))
             if self.config.dispatch == "measured":
                 self._settle_costs(self._executor, stored, progress)
         except BaseException:
@@ -132,6 +137,10 @@ class LLM:
         )
         self._serial = itertools.count()
         self._updates = UpdateRouter(self._loop, self._require_open, bus=bus)
+        self._background: BackgroundCapture | None = None
+        if self.config.capture == "background":
+            self._background = BackgroundCapture(self._executor, share=self.config.capture_share)
+            self._updates.between_steps = self._capture_if_due
 
     # --- whole answers -------------------------------------------------------------------------
 
@@ -268,6 +277,7 @@ class LLM:
                 "pool_bytes": graphed.backend.memory().reserved_bytes,
                 "break_argument_bytes": graphed.break_argument_bytes().to_dict(),
                 "capture_seconds": executor.capture_seconds,
+                **({} if self._background is None else {"background": self._background.to_dict()}),
             },
             "host": self._loop.host_time.to_dict(),
             "config": config,
@@ -343,6 +353,37 @@ class LLM:
             self._loop.settle()
             return executor.resize(sizes=suggestion.sizes, decode_sizes=suggestion.decode_sizes, on_key=on_key)
 
+    def capture_pending(self, *, max_seconds: float = float("inf")) -> int:
+        """Use idle time: capture graphs that ``capture="background"`` has left for later; how many are still to come.
+
+        Returns at once while requests are in progress: between their steps graphs are captured anyway.
+
+        Args:
+            max_seconds: begin no capture that would end later than that from now.
+
+        Raises:
+            EngineDeadError: the engine is dead.
+        """
+        self._require_open()
+        background, began = self._background, time.monotonic()
+        while background is not None and background.num_pending:
+            with self._updates.lock:
+                if self._loop.has_work() or time.monotonic() - began + background.expected_seconds > max_seconds:
+                    break
+                self._loop.settle()
+                background.capture_next(is_idle=True)
+        return 0 if background is None else background.num_pending
+
+    def _capture_if_due(self) -> None:
+        """Between two steps, with the lock held."""
+        background, is_idle = self._background, not self._loop.has_work()
+        assert background is not None, "called with background capture alone"
+        if background.is_due(is_idle=is_idle, earliest_deadline=self._loop.earliest_deadline):
+            self._loop.settle()
+            background.capture_next(is_idle=is_idle)
+            if not background.num_pending:
+                self._updates.between_steps = None
+
     def close(self) -> None:
         """Give graphs, cache and weights back. Idempotent."""
         if self._executor is not None:
@@ -361,6 +402,11 @@ class LLM:
     def _settle_costs(executor: Executor, stored: StoredCosts, progress: ProgressReporter | None) -> None:
         if stored.table is not None:
             executor.graphed.use_costs(stored.table)
+        elif executor.graphed.pending:
+            raise ConfigError(
+                "there are no measured costs, and no graphs yet to measure",
+                fix='name a file of costs that were measured before, or use capture="eager"',
+            )
         elif executor.graphed.plans:
             with reporting(progress, "measure costs", None, "turns") as bar:
                 stored.save(measure_costs(executor, on_step=lambda: bar.advance(1)))

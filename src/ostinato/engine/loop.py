@@ -13,6 +13,7 @@ then scheduled again.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -186,6 +187,11 @@ class EngineLoop:
     def has_work(self) -> bool:
         """Whether `step` would do or deliver anything."""
         return bool(self._undelivered or self._in_flight or self._late_aborts) or self._scheduler.has_work()
+
+    @property
+    def earliest_deadline(self) -> float:
+        """No request must have ended before it, on the clock of `Request.deadline`."""
+        return self._deadlines.earliest if self._deadlines else math.inf
 
     def settle(self) -> None:
         """Read the steps that are in flight; what they bring comes with the next `step`. For work between two steps.

@@ -62,6 +62,8 @@ class UpdateRouter:
         self._receivers: dict[str, Callable[[RequestUpdate], None]] = {}
         self._unread: list[RequestUpdate] = []
         self._left_over: list[RequestUpdate] = []  # of a step whose handing out was interrupted
+        self.between_steps: Callable[[], None] | None = None
+        """Called before each step."""
 
     @property
     def has_unread(self) -> bool:
@@ -81,9 +83,11 @@ class UpdateRouter:
         self._receivers[request_id] = receive
 
     def step(self) -> None:
-        """Run one step."""
+        """Run one step, and what is to be done between two."""
         with self.lock:
             self._check_open()
+            if not self._left_over and self.between_steps is not None:
+                self.between_steps()
             left, self._left_over = self._left_over, []
             updates = iter(left or self._loop.step())
             try:

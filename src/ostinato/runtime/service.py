@@ -110,8 +110,9 @@ class KeyService:
         staying = dict.fromkeys(key for key in [*self.keys, *added] if key not in gone)
         self._dispatcher.replace_keys(largest_first(list(staying)))
         for key in retired:
-            self._captured.drop(key)
-            self._bus.emit(GraphClosed(key=str(key), reason="retired"))
+            if key in self._captured.plans:  # others were still waiting for their capture
+                self._captured.drop(key)
+                self._bus.emit(GraphClosed(key=str(key), reason="retired"))
         for key, plan in added.items():
             self._captured.add(key, plan)
         self._captured.reorder(self.keys)

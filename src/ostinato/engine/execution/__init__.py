@@ -1,5 +1,6 @@
 """Scheduled batch -> tensors -> model; the one place that calls the runtime's facade."""
 
+from ostinato.engine.execution.background import BackgroundCapture
 from ostinato.engine.execution.costs import StoredCosts, measure_costs
 from ostinato.engine.execution.examine import examine_steps
 from ostinato.engine.execution.executor import Executor
@@ -19,6 +20,7 @@ from ostinato.runtime import (
 )
 
 __all__ = [
+    "BackgroundCapture",
     "CostTable",
     "Decision",
     "Executor",

@@ -28,6 +28,7 @@ from ostinato.engine.execution.batch_writer import BatchWriter
 from ostinato.engine.execution.graph_settings import graph_settings
 from ostinato.engine.execution.kv_pool import KvPool
 from ostinato.engine.execution.loading import LoadedModel
+from ostinato.engine.execution.memory_budget import SHARE_BEFORE_CAPTURE
 from ostinato.engine.execution.shadow import EngineShadow
 from ostinato.engine.execution.step_context import graph_metadata, live_metadata, made_up_metadata
 from ostinato.engine.execution.veto import why_no_full_graph
@@ -165,6 +166,22 @@ class Executor:
         self.capture_seconds = 0.0
         self.capture_costs: Mapping[GraphKey, CaptureCost] = {}
         """What each captured key has taken of the device."""
+
+    def prepare_later(self) -> None:
+        """Serve at once, by eager steps; graphs come by `capture_late`. The KV cache takes its share by a guess."""
+        self.graphed.defer_capture()
+        self._kv.settle(share=SHARE_BEFORE_CAPTURE[self._device.type])
+
+    def capture_late(self, key: GraphKey) -> bool:
+        """Warm up and capture ``key``, which is pending; whether that went well. No step may be in flight."""
+        try:
+            with torch.inference_mode():
+                report = self.graphed.capture_late([key])
+        finally:
+            self.leave_step()
+        self.capture_seconds += report.seconds
+        self.capture_costs = {**self.capture_costs, **report.costs}
+        return bool(report.captured)
 
     def prepare(self, *, on_key: Callable[[GraphKey], None] | None = None) -> None:
         """Compile, warm up and capture everything that serving needs; the KV cache gets what is left.

@@ -84,8 +84,11 @@ class KvPool:
         """The pages that are memory, of each layer."""
         return [cache.first(self.num_pages) for cache in self.reserved]
 
-    def settle(self) -> None:
+    def settle(self, *, share: float | None = None) -> None:
         """Take what is left, less a reserve, now that everything else is there. Called once, after capture.
+
+        Args:
+            share: of what is left; None takes nearly all, since the graphs are there.
 
         Raises:
             OutOfMemoryError: not even one request of ``max_model_len`` fits beside the graphs.
@@ -93,7 +96,8 @@ class KvPool:
         if self._config.kv_tokens is not None or not self._regions.is_lazy:
             return
         regions, granule = self._regions, self._regions.granule_bytes
-        budget = self.num_bytes + kv_budget_bytes(self._device, SHARE_AFTER_CAPTURE[self._device.type])
+        share = SHARE_AFTER_CAPTURE[self._device.type] if share is None else share
+        budget = self.num_bytes + kv_budget_bytes(self._device, share)
         region_bytes = budget // regions.num_regions // granule * granule  # a part of a granule would be wasted
         tokens = most_kv_tokens(
             self._config, budget_bytes=region_bytes * regions.num_regions, token_bytes=self._token_bytes

@@ -18,6 +18,11 @@ class Deadlines:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    @property
+    def earliest(self) -> float:
+        """The earliest deadline, or one before it that is nobody's any more; infinity if there is none."""
+        return self._earliest
+
     def set(self, request_id: str, deadline: float) -> None:
         """Remember a request."""
         self._by_id[request_id] = deadline

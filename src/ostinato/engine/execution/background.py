@@ -1,0 +1,126 @@
+"""Capture in the background: the engine answers at once, and graphs come one by one between its steps.
+
+Policy: which graph is next, and whether there is time for it now. While requests run, captures may take a stated share
+of the time, and none takes more than half of what is left to the earliest deadline; while nothing runs, all of it.
+Called between steps by `LLM`, which has read the step in flight by then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from ostinato.engine.execution.executor import Executor
+from ostinato.runtime import CostTable, GraphKey, LiveBatch, next_to_capture
+
+__all__ = ["BackgroundCapture"]
+
+_FIRST_GUESS_SECONDS: Final = 0.5  # of a capture, before one was timed: kernels are compiled in it
+_SAFETY: Final = 2.0  # times what a capture took on average, for one that takes longer
+
+
+class BackgroundCapture:
+    """Captures the pending keys of an executor.
+
+    Args:
+        executor: serves already.
+        share: of the time since serving began that captures may have taken while requests run.
+        clock: seconds; the one of deadlines.
+    """
+
+    def __init__(self, executor: Executor, *, share: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._executor = executor
+        self._share = share
+        self._clock = clock
+        self._began = clock()
+        self._idle_since: float | None = None
+        self._idle_seconds = 0.0
+        self._spent_seconds = 0.0  # in captures beside running requests
+        self.num_captured = 0
+        self.num_failed = 0
+        self.seconds = 0.0
+        """In all captures."""
+
+    @property
+    def num_pending(self) -> int:
+        """Graphs that are still to come."""
+        return len(self._executor.graphed.pending)
+
+    def is_due(self, *, is_idle: bool, earliest_deadline: float) -> bool:
+        """Whether to capture a graph now.
+
+        Args:
+            is_idle: no request is queued or runs.
+            earliest_deadline: of all requests, on the same clock; infinity if none has one.
+        """
+        now = self._clock()
+        self._count_idle(now, is_idle=is_idle)
+        if not self.num_pending:
+            return False
+        if is_idle:
+            return True
+        expected = self.expected_seconds
+        if expected > (earliest_deadline - now) / 2:  # how much its request still needs, nobody knows
+            return False
+        busy = now - self._began - self._idle_seconds
+        return self._spent_seconds + expected <= self._share * busy
+
+    def capture_next(self, *, is_idle: bool) -> GraphKey | None:
+        """Capture the graph that the traffic so far gains most from; None if it cannot be, or none is pending."""
+        graphed = self._executor.graphed
+        pending = graphed.pending
+        if not pending:
+            return None
+        counters, costs = graphed.counters, graphed.costs
+        key = next_to_capture(
+            pending,
+            graphed.plans,
+            decode=counters.decode_sizes,
+            mixed=counters.mixed_sizes,
+            saved_ms=None if costs is None else partial(_saved_ms, costs),
+        )
+        began = self._clock()
+        is_captured = self._executor.capture_late(key)
+        seconds = self._clock() - began
+        self.seconds += seconds
+        self.num_captured += is_captured
+        self.num_failed += not is_captured
+        if not is_idle:
+            self._spent_seconds += seconds
+        return key if is_captured else None
+
+    @property
+    def expected_seconds(self) -> float:
+        """What the next capture may take."""
+        done = self.num_captured + self.num_failed
+        return _SAFETY * self.seconds / done if done else _FIRST_GUESS_SECONDS
+
+    def to_dict(self) -> dict[str, Any]:
+        """``{"pending", "captured", "failed", "seconds"}``."""
+        return {
+            "pending": self.num_pending,
+            "captured": self.num_captured,
+            "failed": self.num_failed,
+            "seconds": round(self.seconds, 4),
+        }
+
+    def _count_idle(self, now: float, *, is_idle: bool) -> None:
+        if is_idle and self._idle_since is None:
+            self._idle_since = now
+        elif not is_idle and self._idle_since is not None:
+            self._idle_seconds += now - self._idle_since
+            self._idle_since = None
+
+
+def _saved_ms(costs: CostTable, key: GraphKey) -> float:
+    """What a step of just the size of ``key`` saves by its graph; an unmeasured one a millisecond, as launches do."""
+    live = LiveBatch(
+        num_tokens=key.num_tokens,
+        num_reqs=key.num_reqs,
+        uniform_query_len=key.uniform_query_len,
+        context_tokens=key.kv_tier,
+    )
+    eager, graph = costs.cost_ms(live, None), costs.cost_ms(live, key)
+    return 1.0 if eager is None or graph is None else eager - graph
