@@ -97,7 +97,7 @@ def add_import(source: Path, where: str, statement: str) -> None:
 
 @pytest.fixture
 def skeleton(tmp_path: Path) -> Path:
-    for where in [*SKELETON.split(), "errors", "_version", "_lazy", "__init__", "telemetry/sinks"]:
+    for where in [*SKELETON.split(), "errors", "_version", "_lazy", "_whole_file", "__init__", "telemetry/sinks"]:
         add_import(tmp_path, where, "")
     return tmp_path
 

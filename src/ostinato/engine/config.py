@@ -73,6 +73,9 @@ class EngineConfig:
             captures between steps, those first that the traffic so far would have gained most from.
         capture_share: with "background", the share of the time that captures may take while requests run; while none
             does, all of it.
+        manifest: JSON file that says how the graphs of this engine did at its last start: what failed or was
+            quarantined is not tried again, and "background" captures in the order of the traffic that was served.
+            Written if absent; replaced when the device, the model, a version or a setting is another.
         overlap: launch a step before the tokens of the step before are read; None does so on CUDA, where the
             device works while the host prepares.
         shape_batches: fit steps to the captured sizes: a request may wait one step where its admission would grow
@@ -109,6 +112,7 @@ class EngineConfig:
     costs: str | None = None
     capture: str = "eager"
     capture_share: float = 0.1
+    manifest: str | None = None
     overlap: bool | None = None
     shape_batches: bool = False
     attention: str = "auto"

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.execution import (
     BackgroundCapture,
+    CaptureManifest,
     CostTable,
     Decision,
     Executor,
@@ -51,6 +54,8 @@ from ostinato.errors import ClosedError, ConfigError, RequestError, RuntimeState
 from ostinato.telemetry import EventBus, FailureCounters, LogSink, Sink
 
 __all__ = ["LLM"]
+
+logger = logging.getLogger("ostinato")
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -104,12 +109,19 @@ class LLM:
         self._failures = FailureCounters()
         stored = StoredCosts(self.config, loaded.device)
         self.partition = stored.name
+        self._manifest: CaptureManifest | None = None
+        if self.config.manifest is not None:
+            self._manifest, why_empty = CaptureManifest.open(self.config, loaded.device)
+            self._reasons["manifest"] = why_empty or "used: what went wrong at the last start is left out"
         self._executor = Executor(loaded, sinks=(self._failures, *sinks))
         try:
+            graphed, manifest = self._executor.graphed, self._manifest
+            if manifest is not None:
+                graphed.leave_out(manifest.left_out(graphed.pending), why=f"says {self.config.manifest}")
             if self.config.capture == "background":
-                self._executor.prepare_later()
+                self._executor.prepare_later(graph_bytes=0 if manifest is None else manifest.graph_bytes)
             else:
-                keys = self._executor.graphed.keys
+                keys = graphed.pending
                 with reporting(progress, "warm-up and capture", 2 * len(keys) or None, "graphs") as bar:
                     self._executor.prepare(on_key=lambda _key: bar.advance(1))
             if self.config.dispatch == "measured":
@@ -135,11 +147,13 @@ class LLM:
             overlap=bool(self.config.overlap),
             bus=bus,
         )
+        self._save_manifest()
         self._serial = itertools.count()
         self._updates = UpdateRouter(self._loop, self._require_open, bus=bus)
         self._background: BackgroundCapture | None = None
         if self.config.capture == "background":
-            self._background = BackgroundCapture(self._executor, share=self.config.capture_share)
+            traffic = None if self._manifest is None else self._manifest.traffic
+            self._background = BackgroundCapture(self._executor, share=self.config.capture_share, traffic=traffic)
             self._updates.between_steps = self._capture_if_due
 
     # --- whole answers -------------------------------------------------------------------------
@@ -385,8 +399,9 @@ class LLM:
                 self._updates.between_steps = None
 
     def close(self) -> None:
-        """Give graphs, cache and weights back. Idempotent."""
+        """Give graphs, cache and weights back; the manifest, if there is one, is brought up to date. Idempotent."""
         if self._executor is not None:
+            self._save_manifest()
             self._executor.close()
             self._executor = None
 
@@ -397,6 +412,17 @@ class LLM:
         self.close()
 
     # --- inside --------------------------------------------------------------------------------
+
+    def _save_manifest(self) -> None:
+        if self._manifest is None or self._executor is None:
+            return
+        self._manifest.learn(self._executor)
+        try:
+            self._manifest.save(Path(self.config.manifest or ""))
+        except (
+            ConfigError
+        ) as error:  # what it would save is a wait at the next start; the work at hand is not lost for it
+            logger.warning("%s", error)
 
     @staticmethod
     def _settle_costs(executor: Executor, stored: StoredCosts, progress: ProgressReporter | None) -> None:

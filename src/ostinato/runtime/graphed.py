@@ -20,7 +20,7 @@ from ostinato.runtime.breaks import is_planning, is_recording
 from ostinato.runtime.buffers import Sizes, Slot, Staging, StaticBuffers
 from ostinato.runtime.capture import CaptureBackend
 from ostinato.runtime.config import GraphConfig
-from ostinato.runtime.dispatch import CostTable, Decision, ResolvedMode, StepsToTime
+from ostinato.runtime.dispatch import CostTable, Decision, Reason, ResolvedMode, StepsToTime
 from ostinato.runtime.keys import CaptureSupport, GraphKey, LiveBatch
 from ostinato.runtime.memory import Ledger
 from ostinato.runtime.planning import SizeSuggestion
@@ -136,7 +136,7 @@ class Graphed:
         """
         self._life.require(Stage.PLANNED, Stage.WARM, step="warm_up")
         with self._lock, torch.no_grad():
-            self._runs.warm_up_all(self.keys, on_key=on_key)
+            self._runs.warm_up_all(self.pending, on_key=on_key)
         if self.config.max_num_reqs is None:  # with requests, an output may have one row a request
             self._delivery.check()
         if self._runs.after_warm_up is not None:
@@ -173,8 +173,28 @@ class Graphed:
 
     @property
     def pending(self) -> list[GraphKey]:
-        """Planned keys that wait for `capture_late`, largest first."""
+        """Planned keys that wait for their capture, largest first."""
         return self._service.pending()
+
+    def why_blocked(self, key: GraphKey) -> Reason | None:
+        """What stands against ``key``; None if steps may use it."""
+        return self._dispatcher.why_blocked(key)
+
+    def leave_out(self, keys: Mapping[GraphKey, Reason], *, why: str) -> None:
+        """Capture none of ``keys``, for the reason of each; before `warm_up`, or later those that are pending.
+
+        Args:
+            keys: planned ones, with what stands against each: CAPTURE_FAILED or QUARANTINED.
+            why: how that is known, for events.
+
+        Raises:
+            RuntimeStateError: a key is not pending.
+        """
+        self._life.require_open()
+        if other := [key for key in keys if key not in set(self.pending)]:
+            raise RuntimeStateError(f"{other[0]} is not pending", fix="leave out keys of `pending`")
+        for key, reason in keys.items():
+            self._service.leave_out(key, reason, why)
 
     def capture_late(
         self, keys: Sequence[GraphKey] | None = None, *, on_key: Callable[[GraphKey], None] | None = None

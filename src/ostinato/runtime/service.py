@@ -78,7 +78,7 @@ class KeyService:
     def capture(
         self, capture_one: Callable[[GraphKey], CapturedPlan], *, on_key: Callable[[GraphKey], None] | None
     ) -> CaptureReport:
-        """Capture every planned key, largest first; a key that fails is blocked alone."""
+        """Capture every pending key, largest first; a key that fails is blocked alone."""
 
         def done(key: GraphKey, plan: CapturedPlan | None) -> None:
             if plan is None:
@@ -90,7 +90,7 @@ class KeyService:
                 on_key(key)
 
         kept = self.kept()
-        report = self.capture_aside(self.keys, capture_one, on_done=done)
+        report = self.capture_aside(self.pending(), capture_one, on_done=done)
         self._watch(kept)
         return report
 
@@ -123,6 +123,11 @@ class KeyService:
     def pending(self) -> list[GraphKey]:
         """Planned keys that wait for their capture, largest first."""
         return [key for key in self.keys if self._dispatcher.why_blocked(key) is Reason.NOT_CAPTURED_YET]
+
+    def leave_out(self, key: GraphKey, reason: Reason, why: str) -> None:
+        """Do not capture ``key``."""
+        self._dispatcher.block(key, reason)
+        self._bus.emit(KeyDropped(key=str(key), reason=f"{reason}: {why}"))
 
     def give_up(self, keys: Iterable[GraphKey]) -> None:
         """``keys`` could not be captured; they are not tried again."""

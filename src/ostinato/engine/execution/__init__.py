@@ -5,6 +5,7 @@ from ostinato.engine.execution.costs import StoredCosts, measure_costs
 from ostinato.engine.execution.examine import examine_steps
 from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.loading import LoadedModel, load_model
+from ostinato.engine.execution.manifest import CaptureManifest
 from ostinato.engine.execution.memory import MemoryForecast, forecast_memory
 from ostinato.engine.execution.qualify import qualify_steps
 from ostinato.engine.execution.step_query import StepQuery
@@ -21,6 +22,7 @@ from ostinato.runtime import (
 
 __all__ = [
     "BackgroundCapture",
+    "CaptureManifest",
     "CostTable",
     "Decision",
     "Executor",

@@ -8,12 +8,13 @@ Called between steps by `LLM`, which has read the step in flight by then.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
 from ostinato.engine.execution.executor import Executor
-from ostinato.runtime import CostTable, GraphKey, LiveBatch, next_to_capture
+from ostinato.runtime import CostTable, GraphKey, LiveBatch, TrafficHistogram, next_to_capture
 
 __all__ = ["BackgroundCapture"]
 
@@ -26,12 +27,21 @@ class BackgroundCapture:
 
     Args:
         executor: serves already.
+        traffic: of an earlier start, if there was one: what is served now adds to it.
         share: of the time since serving began that captures may have taken while requests run.
         clock: seconds; the one of deadlines.
     """
 
-    def __init__(self, executor: Executor, *, share: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        share: float,
+        traffic: TrafficHistogram | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._executor = executor
+        self._traffic = {kind: Counter(getattr(traffic, kind, {})) for kind in ("decode", "mixed")}
         self._share = share
         self._clock = clock
         self._began = clock()
@@ -77,8 +87,8 @@ class BackgroundCapture:
         key = next_to_capture(
             pending,
             graphed.plans,
-            decode=counters.decode_sizes,
-            mixed=counters.mixed_sizes,
+            decode=self._traffic["decode"] + Counter(counters.decode_sizes),
+            mixed=self._traffic["mixed"] + Counter(counters.mixed_sizes),
             saved_ms=None if costs is None else partial(_saved_ms, costs),
         )
         began = self._clock()

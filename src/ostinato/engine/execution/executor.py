@@ -167,10 +167,17 @@ class Executor:
         self.capture_costs: Mapping[GraphKey, CaptureCost] = {}
         """What each captured key has taken of the device."""
 
-    def prepare_later(self) -> None:
-        """Serve at once, by eager steps; graphs come by `capture_late`. The KV cache takes its share by a guess."""
+    def prepare_later(self, *, graph_bytes: int = 0) -> None:
+        """Serve at once, by eager steps; graphs come by `capture_late`.
+
+        Args:
+            graph_bytes: what they will take, if that is known; else the KV cache leaves room by a guess.
+        """
         self.graphed.defer_capture()
-        self._kv.settle(share=SHARE_BEFORE_CAPTURE[self._device.type])
+        if graph_bytes:
+            self._kv.settle(less_bytes=graph_bytes)
+        else:
+            self._kv.settle(share=SHARE_BEFORE_CAPTURE[self._device.type])
 
     def capture_late(self, key: GraphKey) -> bool:
         """Warm up and capture ``key``, which is pending; whether that went well. No step may be in flight."""

@@ -84,11 +84,12 @@ class KvPool:
         """The pages that are memory, of each layer."""
         return [cache.first(self.num_pages) for cache in self.reserved]
 
-    def settle(self, *, share: float | None = None) -> None:
+    def settle(self, *, share: float | None = None, less_bytes: int = 0) -> None:
         """Take what is left, less a reserve, now that everything else is there. Called once, after capture.
 
         Args:
             share: of what is left; None takes nearly all, since the graphs are there.
+            less_bytes: left for graphs to come, besides.
 
         Raises:
             OutOfMemoryError: not even one request of ``max_model_len`` fits beside the graphs.
@@ -97,7 +98,7 @@ class KvPool:
             return
         regions, granule = self._regions, self._regions.granule_bytes
         share = SHARE_AFTER_CAPTURE[self._device.type] if share is None else share
-        budget = self.num_bytes + kv_budget_bytes(self._device, share)
+        budget = self.num_bytes + kv_budget_bytes(self._device, share) - less_bytes
         region_bytes = budget // regions.num_regions // granule * granule  # a part of a granule would be wasted
         tokens = most_kv_tokens(
             self._config, budget_bytes=region_bytes * regions.num_regions, token_bytes=self._token_bytes

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -18,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ostinato._whole_file import replace_file
 from ostinato.engine.layers.linear_tiles import LinearKind, LinearShape, LinearTiles, default_tiles
 
 __all__ = ["LinearTable", "load_table", "save_table", "table_key", "table_path"]
@@ -75,14 +74,7 @@ def save_table(root: Path, key: Mapping[str, str], table: LinearTable) -> bool:
     path = table_path(root, key)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, staged = tempfile.mkstemp(dir=path.parent, prefix=".staging-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump({"key": dict(key), "choices": rows}, file, indent=1)
-            os.replace(staged, path)
-        except BaseException:
-            Path(staged).unlink(missing_ok=True)
-            raise
+        replace_file(path, json.dumps({"key": dict(key), "choices": rows}, indent=1))
     except OSError:
         return False
     return True

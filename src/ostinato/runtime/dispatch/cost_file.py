@@ -10,11 +10,11 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ostinato._whole_file import replace_file
 from ostinato.errors import ConfigError, ForeignCostsError
 from ostinato.runtime.dispatch.costs import CostTable, compare_costs
 
@@ -63,14 +63,7 @@ def write_costs(path: Path | str, tables: Mapping[str, CostTable], *, origin: Ma
         "best": [{name: row[name] for name in ("batches", "tokens", "best")} for row in compare_costs(tables)],
     }
     try:
-        handle, staged = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(json.dumps(document, indent=1) + "\n")
-            os.replace(staged, path)
-        except BaseException:
-            os.unlink(staged)
-            raise
+        replace_file(path, json.dumps(document, indent=1) + "\n")
     except OSError as error:
         raise _unwritable(path, error) from error
 

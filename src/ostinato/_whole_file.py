@@ -1,0 +1,25 @@
+"""Writing a file whole or not at all: a reader never finds half of it, and a failure leaves the older one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+__all__ = ["replace_file"]
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Make ``path`` hold ``text``, in UTF-8.
+
+    Raises:
+        OSError: it cannot be written; what was there still is.
+    """
+    handle, staged = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(staged, path)
+    except BaseException:
+        os.unlink(staged)
+        raise

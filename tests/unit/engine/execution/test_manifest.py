@@ -1,0 +1,143 @@
+"""What one start tells the next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ostinato import LLM, SamplingParams
+from ostinato.engine.execution import BackgroundCapture
+from ostinato.engine.execution.kv_pool import KvPool
+from ostinato.errors import ConfigError
+from ostinato.runtime import Reason
+from ostinato.telemetry import GraphCaptured, KeyDropped, MemorySink
+
+SETTINGS: dict[str, Any] = {
+    "device": "cpu",
+    "kv_tokens": 256,
+    "max_model_len": 64,
+    "max_num_reqs": 4,
+    "max_num_batched_tokens": 32,
+    "decode_sizes": (1, 2, 4),
+    "token_sizes": (16, 32),
+}
+PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
+
+
+@pytest.fixture
+def start(tiny_dir: Callable[[str], Path], tmp_path: Path) -> Callable[..., LLM]:
+    def make(**changes: Any) -> LLM:
+        settings = {**SETTINGS, "manifest": str(tmp_path / "manifest.json"), **changes}
+        return LLM(str(tiny_dir("llama")), **settings)
+
+    return make
+
+
+def read(tmp_path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((tmp_path / "manifest.json").read_text())
+    return found
+
+
+def test_it_is_written_after_capture_and_at_the_end(start: Callable[..., LLM], tmp_path: Path) -> None:
+    with start() as llm:
+        keys = [str(key) for key in llm._require_open().graphed.keys]
+        first = read(tmp_path)
+        assert list(first["keys"]) == keys and {entry["verdict"] for entry in first["keys"].values()} == {"captured"}
+        assert sum(entry["pool_bytes"] for entry in first["keys"].values()) == llm.stats()["graphs"]["pool_bytes"]
+        assert first["traffic"] is None and first["kv_tokens"] == 256
+        llm.generate([[1, 2, 3], [4]], PARAMS)
+        histogram = llm.stats()["dispatch"]["histogram"]
+    assert read(tmp_path)["traffic"] == histogram
+
+
+def test_what_was_quarantined_is_not_captured_again(start: Callable[..., LLM]) -> None:
+    with start() as llm:
+        graphed = llm._require_open().graphed
+        bad = next(key for key in graphed.keys if key.num_reqs == 2)
+        graphed._dispatcher.quarantine(bad, found_by="qualify", what="planted", where="")
+        expected = llm.generate([[1, 2, 3], [4]], PARAMS)
+    sink = MemorySink()
+    with start(sinks=[sink]) as llm:
+        graphed = llm._require_open().graphed
+        assert graphed.why_blocked(bad) is Reason.QUARANTINED and bad not in graphed.plans
+        assert str(bad) in {event.key for event in sink.events if isinstance(event, KeyDropped)}
+        assert str(bad) not in {event.key for event in sink.events if isinstance(event, GraphCaptured)}
+        assert len(graphed.plans) == len(graphed.keys) - 1
+        assert "used" in llm.stats()["config"]["reasons"]["manifest"]
+        found = llm.generate([[1, 2, 3], [4]], PARAMS)
+        assert [output.token_ids for output in found] == [output.token_ids for output in expected]
+    with start(sinks=[sink]) as llm:
+        assert llm._require_open().graphed.why_blocked(bad) is Reason.QUARANTINED, "until something changes"
+
+
+@pytest.mark.parametrize("change", [{"page_size": 8}, {"decode_sizes": (1, 4)}, {"dtype": "bfloat16"}])
+def test_it_is_stale_when_a_setting_changes(start: Callable[..., LLM], tmp_path: Path, change: dict[str, Any]) -> None:
+    start().close()
+    document = read(tmp_path)
+    for entry in document["keys"].values():
+        entry["verdict"] = "failed"
+    (tmp_path / "manifest.json").write_text(json.dumps(document))
+    with start(**change) as llm:
+        assert "it is stale: settings was" in llm.stats()["config"]["reasons"]["manifest"]
+        assert len(llm._require_open().graphed.plans) == len(llm._require_open().graphed.keys)
+    assert read(tmp_path)["origin"] != document["origin"], "replaced"
+
+
+def test_another_version_makes_it_stale(start: Callable[..., LLM], tmp_path: Path) -> None:
+    start().close()
+    document = read(tmp_path)
+    document["origin"]["torch"] = "2.0"
+    (tmp_path / "manifest.json").write_text(json.dumps(document))
+    with start() as llm:
+        assert "torch was 2.0" in llm.stats()["config"]["reasons"]["manifest"]
+
+
+def test_settings_that_change_no_graph_leave_it_valid(start: Callable[..., LLM]) -> None:
+    start().close()
+    with start(seed=7, overlap=True, capture="background") as llm:
+        assert "used" in llm.stats()["config"]["reasons"]["manifest"]
+
+
+def test_background_capture_follows_the_traffic_of_the_last_start(
+    start: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BackgroundCapture, "is_due", lambda self, **_: False)
+    with start() as llm:
+        llm.generate([[1, 2, 3], [4]], SamplingParams(max_tokens=30, ignore_eos=True))  # decodes of two
+    with start(capture="background") as llm:
+        background = llm._background
+        assert background is not None
+        first = background.capture_next(is_idle=True)
+        assert first is not None and first.kind == "full decode", "the largest, of 32 tokens, saw two steps"
+
+
+def test_room_is_left_for_the_graphs_that_are_to_come(
+    start: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled: list[dict[str, Any]] = []
+
+    monkeypatch.setattr(KvPool, "settle", lambda self, **how: settled.append(how))
+    with start() as llm:
+        pool_bytes = llm.stats()["graphs"]["pool_bytes"]
+    start(capture="background").close()
+    assert settled == [{}, {"less_bytes": pool_bytes}]
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"origin": {}, "keys": {"a": {}}, "kv_tokens": 1, "traffic": null}']
+)
+def test_a_file_that_is_no_manifest(start: Callable[..., LLM], tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(ConfigError, match="is no manifest"):
+        start()
+    assert (tmp_path / "manifest.json").read_text() == text, "whatever it is, it is left alone"
+
+
+def test_a_place_that_cannot_be_written(start: Callable[..., LLM], tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent" / "manifest.json"):
+        with pytest.raises(ConfigError, match="cannot be"):
+            start(manifest=str(path))
