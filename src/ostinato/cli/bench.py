@@ -7,17 +7,19 @@ gives the same typed error from the command line as from Python. Rows go to stan
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ostinato.bench.config import BenchConfig, parse_numbers
 from ostinato.bench.scenario import SCENARIOS, find_scenario, run_bench
+from ostinato.cli.config_file import with_config_file
 from ostinato.cli.options import (
     ENGINE_PANEL,
     Attention,
     Capture,
     Compile,
+    ConfigFile,
     Device,
     Dispatch,
     Dtype,
@@ -96,6 +98,7 @@ def bench(
     compiler: Compile = "none",
     dispatch: Dispatch = "auto",
     capture: Capture = "eager",
+    config_file: ConfigFile = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     load_format: LoadFormat = "auto",
@@ -114,22 +117,23 @@ def bench(
             f"{scenario} measures captured graphs",
             fix="--capture background goes with startup and serve",
         )
+    options: dict[str, Any] = {
+        "model": model,
+        "partition": partition,
+        "compile": compiler,
+        "dispatch": dispatch,
+        "capture": capture,
+        "device": device,
+        "dtype": dtype,
+        "load_format": load_format,
+        "attention": attention,
+        "max_model_len": max_model_len,
+        "max_num_reqs": max_num_reqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "kv_tokens": kv_tokens,
+    }
     config = BenchConfig(
-        engine=EngineConfig(
-            model=model,
-            partition=partition,
-            compile=compiler,
-            dispatch=dispatch,
-            capture=capture,
-            device=device,
-            dtype=dtype,
-            load_format=load_format,
-            attention=attention,
-            max_model_len=max_model_len,
-            max_num_reqs=max_num_reqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            kv_tokens=kv_tokens,
-        ),
+        engine=with_config_file(EngineConfig(**options), config_file, options={*options, "mode"}),
         modes=_names(modes),
         variants=_names(variants),
         batches=_numbers("batches", batches),

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ostinato.cli.answers import Answer
+from ostinato.cli.config_file import with_config_file
 from ostinato.cli.options import (
     Attention,
     Capture,
     Compile,
+    ConfigFile,
     Costs,
     Device,
     Dispatch,
@@ -76,6 +78,7 @@ def generate(
     compiler: Compile = "none",
     dispatch: Dispatch = "auto",
     capture: Capture = "eager",
+    config_file: ConfigFile = None,
     costs: Costs = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -95,22 +98,23 @@ def generate(
         min_p=min_p,
         stop=tuple(stop or ()),
     )
-    config = EngineConfig(
-        model=model,
-        mode=mode,
-        partition=partition,
-        compile=compiler,
-        dispatch=dispatch,
-        capture=capture,
-        costs=costs,
-        device=device,
-        dtype=dtype,
-        load_format=load_format,
-        attention=attention,
-        max_model_len=max_model_len,
-        max_num_reqs=max_num_reqs,
-        kv_tokens=kv_tokens,
-    )
+    options: dict[str, Any] = {
+        "model": model,
+        "mode": mode,
+        "partition": partition,
+        "compile": compiler,
+        "dispatch": dispatch,
+        "capture": capture,
+        "costs": costs,
+        "device": device,
+        "dtype": dtype,
+        "load_format": load_format,
+        "attention": attention,
+        "max_model_len": max_model_len,
+        "max_num_reqs": max_num_reqs,
+        "kv_tokens": kv_tokens,
+    }
+    config = with_config_file(EngineConfig(**options), config_file, options=options)
     answers, stats = _run(read_prompts(prompt or (), prompt_file), params, config, chat=chat)
     if as_json:
         print_json({"outputs": [answer.to_dict() for answer in answers], **stats})
@@ -131,7 +135,7 @@ def _run(
     sent = [prompt for index, prompt in enumerate(prompts) if index not in refused]
     if not sent:
         raise refused[0]  # nothing to load a model for
-    if config.max_num_reqs is None and len(sent) <= _FEW_PROMPTS:
+    if config.max_num_reqs is None and config.decode_sizes is None and len(sent) <= _FEW_PROMPTS:
         # Nobody else comes: graphs for more requests would only be waited for.
         config = dataclasses.replace(config, max_num_reqs=len(sent))
     progress = progress_on_stderr()

@@ -6,6 +6,7 @@ Values stay plain strings and numbers here. What they may be is decided by `Engi
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,6 +16,7 @@ __all__ = [
     "Attention",
     "Capture",
     "Compile",
+    "ConfigFile",
     "Costs",
     "Device",
     "Dispatch",
@@ -69,6 +71,14 @@ Capture = Annotated[
 Dispatch = Annotated[
     str,
     typer.Option("--dispatch", help="Ways to run a step: auto, order or measured.", rich_help_panel=ENGINE_PANEL),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="JSON file of more engine settings, as `ostinato plan --out` writes it.",
+        rich_help_panel=ENGINE_PANEL,
+    ),
 ]
 Costs = Annotated[
     str | None,

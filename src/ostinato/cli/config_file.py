@@ -1,0 +1,58 @@
+"""``--config FILE``: settings of an engine that have no option of their own, as JSON.
+
+``ostinato plan --out`` writes such a file. A setting that the command has an option for is refused: which of the two
+would count? Loads no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from ostinato.engine.config import EngineConfig
+from ostinato.errors import ConfigError
+
+__all__ = ["with_config_file"]
+
+_TUPLES = ("decode_sizes", "token_sizes")
+
+
+def with_config_file(config: EngineConfig, path: Path | None, *, options: Collection[str]) -> EngineConfig:
+    """``config`` with the settings of the file at ``path``; None leaves it as it is.
+
+    Args:
+        options: fields that the command itself has an option for.
+
+    Raises:
+        ConfigError: the file cannot be read or is no object of settings; a name is unknown or among ``options``; or
+            a value is not valid. Then nothing of it is applied.
+    """
+    if path is None:
+        return config
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}", fix="name a readable JSON file") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}", fix="mend the file") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} is no object of settings", fix='write {"decode_sizes": [1, 2, 4]}')
+    known = [f.name for f in dataclasses.fields(EngineConfig)]
+    settings: dict[str, Any] = {}
+    for name, value in document.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise ConfigError(
+                f"{path} has an unknown setting {name!r}",
+                fix=f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(known)}",
+            )
+        if name in options:
+            raise ConfigError(
+                f"{path} sets {name}, for which there is an option", fix=f"give --{name.replace('_', '-')} instead"
+            )
+        settings[name] = tuple(value) if name in _TUPLES and isinstance(value, list) else value
+    return dataclasses.replace(config, **settings)
