@@ -76,6 +76,9 @@ class EngineConfig:
         manifest: JSON file that says how the graphs of this engine did at its last start: what failed or was
             quarantined is not tried again, and "background" captures in the order of the traffic that was served.
             Written if absent; replaced when the device, the model, a version or a setting is another.
+        tune_linears: on CUDA, measure which kernel is fastest for each linear layer of few rows before capture, and
+            keep what was found for the next start on this machine (some minutes, once); False takes what is stored, or
+            the default kernels.
         overlap: launch a step before the tokens of the step before are read; None does so on CUDA, where the
             device works while the host prepares.
         shape_batches: fit steps to the captured sizes: a request may wait one step where its admission would grow
@@ -113,6 +116,7 @@ class EngineConfig:
     capture: str = "eager"
     capture_share: float = 0.1
     manifest: str | None = None
+    tune_linears: bool = False
     overlap: bool | None = None
     shape_batches: bool = False
     attention: str = "auto"
@@ -151,10 +155,9 @@ class EngineConfig:
                 fix="0.1 gives captures a tenth of the time while requests run",
                 field="capture_share",
             )
-        if not isinstance(self.shape_batches, bool):
-            raise ConfigError(
-                "shape_batches must be true or false", field="shape_batches", got=repr(self.shape_batches)
-            )
+        for name in ("shape_batches", "tune_linears"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be true or false", field=name, got=repr(getattr(self, name)))
         if self.full_mixed_max_tokens is not None:
             _check_int("full_mixed_max_tokens", self.full_mixed_max_tokens, low=0, high=None)
         _check_int("shadow_every", self.shadow_every, low=0, high=None)
@@ -215,6 +218,8 @@ def resolve_engine_config(
             "attention runs in any graph, and a launch a step is cheapest" if is_short else "only for auto with triton"
         )
         choose("full_mixed_max_tokens", 512 if is_short else 0, why)
+    if config.tune_linears and device_kind != "cuda":
+        choose("tune_linears", False, "only CUDA has kernels to choose from")
     if config.overlap is None:
         why = "the device works while the host prepares" if device_kind == "cuda" else "host and device are one"
         choose("overlap", device_kind == "cuda", why)

@@ -34,7 +34,9 @@ from ostinato.engine.execution.step_context import graph_metadata, live_metadata
 from ostinato.engine.execution.veto import why_no_full_graph
 from ostinato.engine.kvcache import LayerCache
 from ostinato.engine.layers import FusedLinears, SamplingHead, feed_ids
-from ostinato.engine.layers.linear_table import load_table, table_key
+from ostinato.engine.layers.linear_table import LinearTable, load_table, table_key
+from ostinato.engine.layers.linear_tuning import tune_linears
+from ostinato.engine.models.linear_shapes import linear_shapes
 from ostinato.engine.sampling import allocate_counts, apply_processors, build_rows
 from ostinato.engine.scheduler import ScheduledBatch
 from ostinato.engine.weights.cache import cache_root
@@ -111,7 +113,7 @@ class Executor:
         attention = self._attention = get_attention_backend(config.attention, loaded.device.type)
         self._planner = attention if isinstance(attention, PlanningAttentionBackend) else None
         self._model.bind_attention(fuses_rotary=self._attention.fuses_rotary)
-        self._model.bind_linears(FusedLinears(load_table(cache_root(), table_key(loaded.device, use_pdl=True))))
+        self._model.bind_linears(FusedLinears(_linear_table(loaded)))
         self._shape = AttentionShape(
             num_heads=model.num_heads,
             num_kv_heads=model.num_kv_heads,
@@ -433,3 +435,11 @@ class Executor:
             veto=Veto.FULL if veto_reason else None,
             veto_reason=veto_reason,
         )
+
+
+def _linear_table(loaded: LoadedModel) -> LinearTable:
+    """Which kernels linear layers of few rows take here: what was measured on this machine, or is measured now."""
+    if not loaded.config.tune_linears:
+        return load_table(cache_root(), table_key(loaded.device, use_pdl=True))
+    shapes = linear_shapes(loaded.model.config, dtype=loaded.config.dtype)
+    return tune_linears(shapes, device=loaded.device, root=cache_root())

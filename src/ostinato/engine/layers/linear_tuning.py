@@ -2,7 +2,7 @@
 
 Each candidate runs as a chain in a CUDA graph, so that launches cost what they cost in serving, over copies
 of the weight that no cache holds. Most of the time goes into compiling candidates (kept by triton's own
-cache), so an engine never measures: it reads what benchmarks/linear_few_rows.py or `tune_linears` stored.
+cache), so an engine measures only when it is asked to, once a machine; else it reads what is stored.
 """
 
 from __future__ import annotations

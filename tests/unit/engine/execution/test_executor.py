@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import weakref
 from collections.abc import Callable
@@ -14,6 +15,8 @@ import torch
 
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.execution import Executor, load_model
+from ostinato.engine.layers.linear_table import LinearTable
+from ostinato.engine.layers.linear_tiles import LinearShape
 from ostinato.engine.request import SamplingParams
 from ostinato.engine.scheduler import ScheduledBatch
 from ostinato.errors import ClosedError, ConfigError, OutOfMemoryError, TensorReboundError
@@ -236,3 +239,30 @@ def test_sizes_above_the_limits_are_refused(tiny_dir: Callable[[str], Path]) -> 
     for sizes in ({"decode_sizes": (17,)}, {"token_sizes": (513,)}):  # the limits are the CPU's defaults
         with pytest.raises(ConfigError, match=next(iter(sizes))):
             load_model(EngineConfig(model=str(tiny_dir("llama")), device="cpu", **sizes))  # type: ignore[arg-type]
+
+
+def test_linear_kernels_are_measured_when_asked(
+    tiny_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[list[LinearShape], torch.device]] = []
+
+    def measures(shapes: Any, *, device: torch.device, root: Path) -> LinearTable:
+        asked.append((list(shapes), device))
+        return LinearTable(choices=dict.fromkeys(asked[-1][0]))
+
+    monkeypatch.setattr("ostinato.engine.execution.executor.tune_linears", measures)
+    loaded = load_model(EngineConfig(model=str(tiny_dir("llama")), device="cpu", kv_tokens=64))
+    Executor(loaded).close()
+    assert asked == []
+    config = dataclasses.replace(loaded.config, tune_linears=True)  # as it is on CUDA
+    executor = Executor(dataclasses.replace(loaded, config=config))
+    ((shapes, device),) = asked
+    assert device == loaded.device
+    assert {shape.num_rows for shape in shapes} == {1, 2, 4, 8, 16}
+    assert {shape.dtype for shape in shapes} == {"float32"}
+    executor.close()
+
+
+def test_without_cuda_there_is_nothing_to_measure(tiny_dir: Callable[[str], Path]) -> None:
+    loaded = load_model(EngineConfig(model=str(tiny_dir("llama")), device="cpu", kv_tokens=64, tune_linears=True))
+    assert loaded.config.tune_linears is False and "CUDA" in loaded.reasons["tune_linears"]
