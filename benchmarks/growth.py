@@ -16,13 +16,14 @@ import torch
 
 from ostinato import LLM
 from ostinato.bench.engine_probe import replay_ms
-from ostinato.bench.environment import hardware_name, versions
+from ostinato.bench.environment import versions
 from ostinato.bench.evidence import Evidence, output_path
 from ostinato.bench.naming import short_hardware
 from ostinato.bench.statistics import summary
 from ostinato.engine.paging import PageAllocator
 from ostinato.engine.request import Request, SamplingParams
 from ostinato.engine.scheduler import Scheduler
+from ostinato.runtime import hardware_name
 
 BATCHES = (1, 8, 64, 256, 512)
 CONTEXTS = (128, 1024, 4096, 16384, 32768)

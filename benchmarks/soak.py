@@ -21,8 +21,9 @@ from typing import Any
 import torch
 
 from ostinato import LLM
-from ostinato.bench.environment import hardware_name, versions
+from ostinato.bench.environment import versions
 from ostinato.bench.evidence import Evidence
+from ostinato.runtime import hardware_name
 from ostinato.testing.soak import Soak, failing_reads
 from ostinato.testing.tiny_models import write_tiny_model
 

@@ -454,7 +454,7 @@ class LLM:
                 try:
                     output.prompt_token_ids = encode(item)
                     with self._updates.lock:  # no other thread's step comes between
-                        output.request_id = self._add(output.prompt_token_ids, one, None)
+                        output.request_id = self._add(output.prompt_token_ids, one, None, is_streamed=False)
                         self._updates.register(output.request_id, output.extend)
                 except RequestError as error:
                     output.finish_reason, output.error = FinishReason.ERROR, error
@@ -491,6 +491,8 @@ class LLM:
         request_id: str | None,
         timeout_s: float | None = None,
         logits_processors: tuple[LogitsProcessor, ...] = (),
+        *,
+        is_streamed: bool = True,
     ) -> str:
         self._require_open()
         if request_id is not None and not isinstance(request_id, str):
@@ -507,6 +509,7 @@ class LLM:
             params=params or SamplingParams(),
             deadline=None if timeout_s is None else deadline_in(timeout_s),
             logits_processors=logits_processors,
+            is_streamed=is_streamed,
         )
         with self._updates.lock:
             self._loop.add(request)

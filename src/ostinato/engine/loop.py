@@ -18,16 +18,19 @@ import time
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ostinato.engine.request import FinishReason, Request, TokenLogprobs, natural_finish
-from ostinato.engine.sampling import PendingSample
+from ostinato.engine.sampling import PendingSample, SampleResult
 from ostinato.engine.scheduler import Deadlines, ScheduledBatch, Scheduler
 from ostinato.engine.step_errors import engine_dead, leaves_device_usable, step_failed, with_cause
 from ostinato.engine.text import TextState, Tokenizer
 from ostinato.errors import (
+    ConfigError,
     EngineDeadError,
     EngineError,
     OstinatoError,
@@ -38,6 +41,8 @@ from ostinato.errors import (
 from ostinato.telemetry import EngineDied, EventBus, RequestPreempted, StepFailed, StepFinished
 
 __all__ = ["EngineLoop", "HostTime", "LaunchedStep", "RequestUpdate", "StepExecutor"]
+
+_NO_TOKENS: Final[NDArray[np.int64]] = np.zeros(0, dtype=np.int64)
 
 
 class LaunchedStep(Protocol):
@@ -104,7 +109,10 @@ class _InFlight:
 
 @dataclass(kw_only=True, slots=True)
 class RequestUpdate:
-    """What one step brought for one request. Not frozen only because that would double its cost: one a token."""
+    """What one step brought for one request; for one that is not streamed, all that ever came.
+
+    Not frozen only because that would double its cost: one a token of each stream.
+    """
 
     request_id: str
     text: str = ""
@@ -124,9 +132,12 @@ class EngineLoop:
         scheduler: decides who runs.
         tokenizer: None for an engine without text: tokens only, no stop strings.
         eos_token_ids: tokens that end a request unless it ignores them.
-        max_model_len: tokens a request may hold.
+        max_model_len: tokens a request may hold, as the scheduler has it.
         overlap: launch a step before the tokens of the step before are read.
         bus: receives preemptions, failures and the time of each step.
+
+    Raises:
+        ConfigError: the scheduler lets requests grow longer than that.
     """
 
     def __init__(
@@ -140,6 +151,9 @@ class EngineLoop:
         overlap: bool = False,
         bus: EventBus | None = None,
     ) -> None:
+        if max_model_len < scheduler.max_model_len:
+            expected = f"at least {scheduler.max_model_len}, as the scheduler has it"
+            raise ConfigError("max_model_len of the loop is too small", expected=expected, got=max_model_len)
         self._executor = executor
         self._scheduler = scheduler
         self._tokenizer = tokenizer
@@ -171,7 +185,7 @@ class EngineLoop:
         if name in self._texts or any(update.request_id == name for update in self._undelivered):
             raise RequestError(f"request id {name!r} is already in use", fix="give each request an id of its own")
         self._scheduler.add(request)
-        self._texts[name] = TextState(self._tokenizer, request.params.stop)
+        self._texts[name] = TextState(self._tokenizer, request)
         if request.deadline is not None:
             self._deadlines.set(name, request.deadline)
         if request.logits_processors:
@@ -247,7 +261,7 @@ class EngineLoop:
         for request in batch.preempted:
             self._bus.emit(RequestPreempted(request_id=request.request_id, computed_tokens=request.num_tokens))
         self._deliver_failed()
-        num_launched = int(self._launch(batch)) if batch.items else 0
+        num_launched = int(self._launch(batch)) if batch.num_reqs else 0
         while len(self._in_flight) > self._overlap * num_launched:
             self._collect()
         return num_launched
@@ -259,7 +273,9 @@ class EngineLoop:
             output = self._executor.execute(batch)
             sample = None
             if batch.sampling:
-                sample = PendingSample(output.token_ids, output.logits, batch.sampling, output.errors)
+                sample = PendingSample(
+                    output.token_ids, output.logits, batch.sampling, output.errors, is_plain=batch.is_plain
+                )
         except Exception as error:
             if leaves_device_usable(error):
                 self._collect_all()  # tokens of the steps before belong to their requests, also to those that end now
@@ -283,7 +299,7 @@ class EngineLoop:
         batch = step.batch
         if step.sample is None:
             self._in_flight.popleft()
-            self._scheduler.complete(batch, {})
+            self._scheduler.complete(batch, _NO_TOKENS)
             return
         began = time.perf_counter()
         try:
@@ -306,13 +322,42 @@ class EngineLoop:
                 failed = result.errors.get(request.request_id)
                 if failed is not None and not request.is_finished:
                     self._scheduler.finish(request, FinishReason.ERROR, failed)
-                    self._deliver_last(request.request_id, FinishReason.ERROR, failed)
-        sampled = {r.request_id: t for r, t in zip(batch.sampling, result.token_ids, strict=True)}
-        self._scheduler.complete(batch, sampled)
-        updates = self._undelivered
-        for request, logprobs in zip(batch.sampling, result.logprobs, strict=True):
-            if not request.is_finished:
-                updates.append(self._deliver(request, logprobs))
+                    self._deliver_last(request, FinishReason.ERROR, failed)
+        self._scheduler.complete(batch, result.chosen)
+        self._hand_out(batch, result)
+
+    def _hand_out(self, batch: ScheduledBatch, result: SampleResult) -> None:
+        """Deliver a step's tokens. Requests that are not watched are looked at only where one may be the last."""
+        may_end, is_watched = self._looks(batch, result.chosen)
+        requests, logprobs, updates = batch.sampling, result.logprobs, self._undelivered
+        at = (may_end | is_watched).nonzero()[0]
+        if not len(at):
+            return
+        for index, token_id, is_due in zip(at.tolist(), result.chosen[at].tolist(), may_end[at].tolist(), strict=True):
+            request = requests[index]
+            if request.finish_reason is None:
+                update = self._deliver(request, token_id, logprobs[index], may_end=is_due)
+                if update is not None:
+                    updates.append(update)
+
+    def _looks(self, batch: ScheduledBatch, chosen: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """[num_sampling] whose token may be their last, as `natural_finish` then says, and who is watched.
+
+        Stop tokens of a request's own are not looked at here: it is watched.
+        """
+        decodes, num_decodes = batch.decodes, batch.num_decodes
+        others = np.ones(len(chosen) - num_decodes, dtype=np.bool_)
+        if decodes is None:
+            return others, others
+        # The token that the step computed and the one that it chose; where the next step is launched, its token
+        # counts as well.
+        may_end = decodes.starts + 3 >= decodes.roster.limits
+        is_watched = decodes.roster.is_watched
+        for token_id in self._eos_token_ids:
+            may_end |= chosen[:num_decodes] == token_id
+        if len(others):
+            return np.concatenate([may_end, others]), np.concatenate([is_watched, others])
+        return may_end, is_watched
 
     def _fail(self, batch: ScheduledBatch, error: Exception) -> None:
         """End the requests of a step that failed, or all of them where the device is lost."""
@@ -323,7 +368,7 @@ class EngineLoop:
             return
         failed = step_failed(error, num_reqs=batch.num_reqs)
         for request in self._scheduler.drop(batch, failed):
-            self._deliver_last(request.request_id, FinishReason.ERROR, failed)
+            self._deliver_last(request, FinishReason.ERROR, failed)
         self._num_failed_in_a_row += 1
         self._bus.emit(
             StepFailed(error=str(failed), num_reqs=batch.num_reqs, num_in_a_row=self._num_failed_in_a_row),
@@ -336,9 +381,9 @@ class EngineLoop:
         self._deliver_failed()
         ended = self._scheduler.end_all(dead)
         for request in ended:
-            self._deliver_last(request.request_id, FinishReason.ERROR, dead)
-        for request_id in list(self._texts):  # ended as the books broke, before it could be said
-            self._deliver_last(request_id, FinishReason.ERROR, dead)
+            self._deliver_last(request, FinishReason.ERROR, dead)
+        for state in list(self._texts.values()):  # ended as the books broke, before it could be said
+            self._deliver_last(state.request, FinishReason.ERROR, dead)
         self._bus.emit(EngineDied(error=str(dead), num_reqs=len(ended)))
 
     def _require_alive(self) -> None:
@@ -349,7 +394,7 @@ class EngineLoop:
         """Say the end of requests that the scheduler itself has ended."""
         for request in self._scheduler.take_failed():
             assert request.finish_reason is not None, "the scheduler has ended it"
-            self._deliver_last(request.request_id, request.finish_reason, request.error)
+            self._deliver_last(request, request.finish_reason, request.error)
 
     def _end_early(self, request_id: str, reason: FinishReason) -> None:
         try:
@@ -358,28 +403,34 @@ class EngineLoop:
             self._die(error)
             return
         if ended is not None:
-            self._deliver_last(request_id, reason)
+            self._deliver_last(ended, reason)
 
-    def _deliver(self, request: Request, logprobs: TokenLogprobs | None) -> RequestUpdate:
-        """Text and end of a request that has just got a token."""
-        token_id = request.output_token_ids[-1]
+    def _deliver(
+        self, request: Request, token_id: int, logprobs: TokenLogprobs | None, *, may_end: bool
+    ) -> RequestUpdate | None:
+        """Text and end of a request that has just got a token; None while it is not streamed and goes on."""
+        reason: FinishReason | None = None
         if logprobs is not None:
             request.logprobs.append(logprobs)
-        reason = natural_finish(request, eos_token_ids=self._eos_token_ids, max_model_len=self._max_model_len)
+        if may_end or token_id in request.params.stop_token_ids:
+            reason = natural_finish(request, eos_token_ids=self._eos_token_ids, max_model_len=self._max_model_len)
         state = self._texts[request.request_id]
-        is_stop_token = reason is FinishReason.STOP
-        failed: EngineError | None = None
+        text, failed = "", None
+        is_stop_token, has_met_stop = reason is FinishReason.STOP, False
         try:
-            text, met_stop = ("", False) if is_stop_token else state.push(token_id)  # a stop token is no text
-            if met_stop:
+            if not is_stop_token:  # it is no text
+                text, has_met_stop = state.push(token_id)
+            if has_met_stop:
                 reason = FinishReason.STOP
-            elif reason is not None:
-                text += state.flush()
+            if reason is not None:
+                text += state.close(is_stop_token=is_stop_token, is_cut=has_met_stop)
         except Exception as error:
             text, reason, failed = "", FinishReason.ERROR, _no_text(request.request_id, error)
         if reason is not None:
             self._scheduler.finish(request, reason, failed)
             self._forget(request.request_id)
+        if not request.is_streamed:
+            return None if reason is None else _whole(request, text, reason, failed)
         return RequestUpdate(
             request_id=request.request_id,
             text=text,
@@ -389,21 +440,37 @@ class EngineLoop:
             error=failed,
         )
 
-    def _deliver_last(self, request_id: str, reason: FinishReason, error: OstinatoError | None = None) -> None:
+    def _deliver_last(self, request: Request, reason: FinishReason, error: OstinatoError | None = None) -> None:
         """The end of a request that brings no token."""
-        state, text = self._forget(request_id), ""
-        if state is not None and error is None:
+        state, text = self._forget(request.request_id), ""
+        if state is not None and (error is None or not request.is_streamed):
             try:
-                text = state.flush()
+                text = state.close(is_cut=error is not None)
             except Exception as cause:
-                reason, error = FinishReason.ERROR, _no_text(request_id, cause)
-        self._undelivered.append(RequestUpdate(request_id=request_id, text=text, finish_reason=reason, error=error))
+                reason, error = FinishReason.ERROR, error or _no_text(request.request_id, cause)
+        if request.is_streamed:
+            update = RequestUpdate(request_id=request.request_id, text=text, finish_reason=reason, error=error)
+        else:
+            update = _whole(request, text, reason, error)
+        self._undelivered.append(update)
 
     def _forget(self, request_id: str) -> TextState | None:
         """Let go of what is kept for a request in progress."""
         self._deadlines.forget(request_id)
         self._processed.discard(request_id)
         return self._texts.pop(request_id, None)
+
+
+def _whole(request: Request, text: str, reason: FinishReason, error: OstinatoError | None) -> RequestUpdate:
+    """The one update of a request that is not streamed."""
+    return RequestUpdate(
+        request_id=request.request_id,
+        text=text,
+        token_ids=tuple(request.output_token_ids),
+        logprobs=tuple(request.logprobs),
+        finish_reason=reason,
+        error=error,
+    )
 
 
 def _no_text(request_id: str, cause: Exception) -> EngineError:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Generic, Protocol, TypeVar, overload
 
 from ostinato.errors import OstinatoError, RequestError
 
 __all__ = [
     "MAX_LOGPROBS",
+    "DecodeBooks",
     "FinishReason",
     "LogitsProcessor",
     "Request",
@@ -145,9 +146,50 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
+_T = TypeVar("_T")
+
+
+class DecodeBooks(Protocol):
+    """What a request needs of the scheduler's table of decodes, which is ahead of the record that it keeps itself."""
+
+    def bring_up_to_date(self, request: Request) -> None:
+        """Write what happened since into the request, and set `Request.books` to None until more happens."""
+        ...
+
+
+class _Progress(Generic[_T]):
+    """A field of `Request` whose newest value may stand in its `DecodeBooks`: whoever reads it gets that."""
+
+    def __init__(self, make: Callable[[], _T]) -> None:
+        self._make = make
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    @overload
+    def __get__(self, request: None, owner: type) -> None: ...
+    @overload
+    def __get__(self, request: Request, owner: type) -> _T: ...
+    def __get__(self, request: Request | None, owner: type) -> _T | None:
+        if request is None:  # asked by `dataclass` for the default
+            return None
+        if request.books is not None:
+            request.books.bring_up_to_date(request)
+        value: _T = request.__dict__[self._name]
+        return value
+
+    def __set__(self, request: Request, value: _T | None) -> None:
+        if request.books is not None:
+            request.books.bring_up_to_date(request)
+        request.__dict__[self._name] = self._make() if value is None else value
+
+
 @dataclass(eq=False, kw_only=True)
 class Request:
     """One generation in progress. Compared by identity; changed by scheduler and loop alone.
+
+    While it decodes, the scheduler counts its tokens in arrays, for all requests at once; what is read here is brought
+    up to date first.
 
     Attributes:
         request_id: unique among the requests of one engine.
@@ -164,16 +206,18 @@ class Request:
         deadline: when it ends with TIMEOUT at the latest, in seconds of `time.monotonic`; None for never.
         logits_processors: change its logits before anything else does, in order. One that raises ends the request. A
             step is launched only when the tokens before are read while such a request is in progress.
+        is_streamed: an update is wanted for each step; if not, one at the end brings everything.
         max_num_tokens: prompt and output together that `params` allow; the request ends when it has as many.
         is_plain: the largest logit is the answer and nothing more is asked.
+        is_watched: the host has something to do for each of its tokens, not only for its last.
     """
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams = field(default_factory=SamplingParams)
-    output_token_ids: list[int] = field(default_factory=list)
-    num_pending_tokens: int = 0
-    num_computed_tokens: int = 0
+    output_token_ids: _Progress[list[int]] = _Progress(list)
+    num_pending_tokens: _Progress[int] = _Progress(int)
+    num_computed_tokens: _Progress[int] = _Progress(int)
     pages: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     num_preemptions: int = 0
@@ -181,12 +225,27 @@ class Request:
     error: OstinatoError | None = None
     deadline: float | None = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
+    is_streamed: bool = True
     max_num_tokens: int = field(init=False)
     is_plain: bool = field(init=False)
+    is_watched: bool = field(init=False)
+    books: DecodeBooks | None = field(default=None, init=False, repr=False)
+    """Where more is known of it than here; set by the scheduler's table alone."""
 
     def __post_init__(self) -> None:
         self.max_num_tokens = len(self.prompt_token_ids) + self.params.max_tokens
-        self.is_plain = self.params.is_plain and not self.logits_processors
+        params = self.params
+        self.is_plain = params.is_plain and not self.logits_processors
+        self.is_watched = (
+            self.is_streamed or bool(params.stop) or bool(params.stop_token_ids) or params.logprobs is not None
+        )
+
+    def note_progress(self, new_token_ids: Sequence[int], *, num_computed_tokens: int, num_pending_tokens: int) -> None:
+        """Write what `books` knows: for them alone."""
+        state = self.__dict__  # past the descriptors, which would ask the books
+        state["_output_token_ids"] += new_token_ids
+        state["_num_computed_tokens"] = num_computed_tokens
+        state["_num_pending_tokens"] = num_pending_tokens
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -83,6 +83,7 @@ class ScriptedLoop:
         prompt: int = 3,
         deadline: float | None = None,
         processors: Sequence[LogitsProcessor] = (),
+        is_streamed: bool = True,
         **params: Any,
     ) -> Request:
         request = Request(
@@ -91,6 +92,7 @@ class ScriptedLoop:
             params=SamplingParams(**params),
             deadline=deadline,
             logits_processors=tuple(processors),
+            is_streamed=is_streamed,
         )
         self.executor.scripts[name] = script
         self.loop.add(request)
@@ -108,5 +110,5 @@ class ScriptedLoop:
             raise AssertionError("the loop does not end")
         self.allocator.check_integrity([])
         assert self.loop._texts == {}, "text state of ended requests is kept"
-        assert not self.loop._deadlines and not self.loop._processed and not self.scheduler._unread
+        assert not self.loop._deadlines and not self.loop._processed and not self.scheduler._launched
         return found

@@ -211,7 +211,12 @@ class Soak:
         if fate == "refused":
             name, prompt = self._spoil(name, prompt)
         request = Request(
-            request_id=name, prompt_token_ids=prompt, params=params, deadline=deadline, logits_processors=processors
+            request_id=name,
+            prompt_token_ids=prompt,
+            params=params,
+            deadline=deadline,
+            logits_processors=processors,
+            is_streamed=self._serial % 2 == 0,
         )
         try:
             validate_prompt(prompt, vocab_size=self._vocab_size, max_model_len=self._max_model_len)

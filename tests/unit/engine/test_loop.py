@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ostinato.engine.loop import RequestUpdate
+from ostinato.engine.loop import EngineLoop, RequestUpdate
 from ostinato.engine.request import FinishReason
 from ostinato.engine.text import Tokenizer
-from ostinato.errors import EngineError, OutOfMemoryError, RequestError
+from ostinato.errors import ConfigError, EngineError, OutOfMemoryError, RequestError
 from ostinato.telemetry import RequestPreempted
 from ostinato.testing.scripted_loop import EOS, VOCAB_SIZE
 from ostinato.testing.scripted_loop import ScriptedLoop as Bench
@@ -371,3 +373,105 @@ def test_nothing_to_do(bench: Bench) -> None:
 
 def test_the_tokenizer_of_this_file_has_a_byte_a_token(tokenizer: Tokenizer, tmp_path: Path) -> None:
     assert tokenizer.decode(letters("go STOP")) == "go STOP" and tokenizer.eos_token_ids == {EOS}
+
+
+# --- requests that are not streamed -------------------------------------------------------------------
+
+
+def answer(bench: Bench, script: Sequence[float], *, is_streamed: bool, **params: Any) -> tuple[Any, ...]:
+    """What becomes of one request beside a stream: text, tokens, log-probabilities, end; and how many updates."""
+    bench.add("other", letters("o" * 12), max_tokens=12)
+    bench.add("a", script, is_streamed=is_streamed, **params)
+    updates = bench.run()["a"]
+    error = None if updates[-1].error is None else updates[-1].error.message
+    logprobs = [entry.token_id for update in updates for entry in update.logprobs]
+    assert is_streamed or len(updates) == 1
+    return (*joined(updates), logprobs, error)
+
+
+@pytest.mark.parametrize(
+    ("script", "params"),
+    [
+        (letters("hello"), {"max_tokens": 5}),
+        (letters("h"), {"max_tokens": 1}),
+        (letters("hello"), {"max_tokens": 5, "stop": ("ll",)}),
+        (letters("hello"), {"max_tokens": 4, "stop": ("lx", "lly")}),
+        ([*letters("hel"), EOS], {"max_tokens": 9}),
+        ([*letters("hel"), EOS, *letters("lo")], {"max_tokens": 6, "ignore_eos": True}),
+        (letters("hello"), {"max_tokens": 9, "stop_token_ids": (ord("o"),)}),
+        (letters("hello"), {"max_tokens": 5, "logprobs": 0}),
+        (list("h\u00e4\U0001f600".encode()), {"max_tokens": 6}),
+        ([*letters("he"), NAN], {"max_tokens": 9}),
+        (letters("x" * 80), {"max_tokens": 80}),
+    ],
+    ids=["length", "one", "stop", "held", "eos", "eos ignored", "stop token", "logprobs", "cut", "not finite", "model"],
+)
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+def test_one_update_at_the_end_says_what_many_said(
+    tokenizer: Tokenizer, overlap: bool, script: list[float], params: dict[str, Any]
+) -> None:
+    streamed, whole = (
+        answer(Bench(tokenizer, overlap=overlap), script, is_streamed=is_streamed, **params)
+        for is_streamed in (True, False)
+    )
+    assert whole == streamed
+
+
+@pytest.mark.parametrize("stop", [(), ("zz",)])
+def test_an_aborted_answer_has_what_came_so_far(bench: Bench, stop: tuple[str, ...]) -> None:
+    request = bench.add("a", letters("hello"), max_tokens=9, is_streamed=False, stop=stop)
+    while len(request.output_token_ids) < 3:
+        assert bench.loop.step() == []
+    bench.loop.abort("a")
+    (update,) = bench.run()["a"]
+    assert (update.text, update.token_ids, update.finish_reason) == ("hel", tuple(letters("hel")), FinishReason.ABORT)
+
+
+def test_an_answer_keeps_what_came_before_its_step_failed(bench: Bench) -> None:
+    bench.add("a", letters("hello"), max_tokens=9, is_streamed=False)
+    bench.executor.failures = [None, None, None, ValueError("planted")]
+    (update,) = bench.run()["a"]
+    assert (update.text, update.finish_reason) == ("hel", FinishReason.ERROR) and update.error is not None
+
+
+def calls_of_a_step(num_reqs: int) -> int:
+    """Python functions that one step of decodes calls, at its cheapest: no page is added."""
+    bench = Bench(None, overlap=True, max_num_reqs=num_reqs, num_pages=1 + 40 * num_reqs, max_num_batched_tokens=1024)
+    for number in range(num_reqs):
+        bench.add(str(number), [5], max_tokens=60, is_streamed=False)
+    executor, output = bench.executor, None
+
+    def execute(batch: Any) -> Any:  # the scripted executor walks over the requests
+        nonlocal output
+        if output is None or len(output.token_ids) != len(batch.sampling):
+            output = executor.execute(batch)
+        return output
+
+    bench.loop._executor = SimpleNamespace(execute=execute)
+    found = []
+    for _ in range(20):
+        calls = 0
+
+        def count(_frame: Any, event: str, _arg: Any) -> None:
+            nonlocal calls
+            calls += event == "call"
+
+        sys.setprofile(count)
+        try:
+            bench.loop.step()
+        finally:
+            sys.setprofile(None)
+        found.append(calls)
+    assert len(bench.scheduler.running) == num_reqs
+    return min(found)
+
+
+def test_a_step_of_decodes_does_not_walk_over_its_requests() -> None:
+    few, many = calls_of_a_step(2), calls_of_a_step(60)
+    assert many <= few + 8, "one request in 64 is brought up to date"
+
+
+def test_a_loop_that_holds_less_than_its_scheduler_is_refused(tokenizer: Tokenizer) -> None:
+    bench = Bench(tokenizer)
+    with pytest.raises(ConfigError, match="max_model_len"):
+        EngineLoop(bench.executor, bench.scheduler, tokenizer=None, eos_token_ids=(), max_model_len=63)

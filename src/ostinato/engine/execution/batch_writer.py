@@ -1,11 +1,13 @@
 """Writes a scheduled batch into the host side of a step's inputs, every row of it, tails too.
 
-Keeps each running request's page numbers and settings in tables, so that a decode step costs a few array operations
-and not a walk over all pages. A token that was sampled in the step before and not read yet is fed on the device: its
-row says where it lies. Called by the executor, once a step and in the order of steps.
+Keeps each running request's page numbers and settings in tables, so that a step's decodes cost a few array operations;
+only those that got a page, and prompts, are looked at one by one. A token that was sampled in the step before and
+not read yet is fed on the device: its row says where it lies. Called by the executor, once a step and in their order.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +17,7 @@ from ostinato.engine.execution.sampling_writer import SamplingWriter
 from ostinato.engine.paging import pages_for
 from ostinato.engine.request import Request
 from ostinato.engine.sampling import RowToBuild
-from ostinato.engine.scheduler import ScheduledBatch
+from ostinato.engine.scheduler import DecodeRows, Roster, ScheduledBatch
 from ostinato.errors import PageIntegrityError
 
 __all__ = ["BatchWriter"]
@@ -36,9 +38,13 @@ class BatchWriter:
     def __init__(self, *, max_num_reqs: int, max_model_len: int, page_size: int, seed: int = 0) -> None:
         self._page_size = page_size
         self._tables = np.zeros((max_num_reqs, pages_for(max_model_len, page_size)), dtype=np.int32)
+        self._num_pages = np.zeros(max_num_reqs, dtype=np.int64)  # of the table, by row
+        self._last_places = np.zeros(max_num_reqs, dtype=np.int64)  # 1 + place in the last batch, by row; 0 for none
+        self._ones = np.ones(max_num_reqs, dtype=np.int64)
+        self._counting = np.arange(max_num_reqs + 1)
         self._entries: dict[Request, _Entry] = {}
         self._free = list(range(max_num_reqs))
-        self._batch_rows: dict[Request, int] = {}
+        self._known: tuple[Roster, _Ints] | None = None  # the decodes of the last batch, and their rows
         self._sampling = SamplingWriter(max_num_reqs=max_num_reqs, seed=seed)
 
     def write(self, host: dict[str, Tensor], batch: ScheduledBatch) -> list[RowToBuild]:
@@ -52,67 +58,101 @@ class BatchWriter:
         """
         arrays = {name: tensor.numpy() for name, tensor in host.items()}
         num_reqs, num_tokens = batch.num_reqs, batch.num_tokens
-        table_rows, starts, lengths, token_ids, fed = self._walk(batch)
+        table_rows, starts, lengths, token_ids, sources = self._columns(batch)
         ends = starts + lengths
         if num_tokens == num_reqs:
-            positions, owners = starts, table_rows
-            last_rows = np.arange(num_reqs)
+            positions, owners, token_sources = starts, table_rows, sources
+            last_rows, query_ends = self._counting[:num_reqs], self._counting[1 : num_reqs + 1]
         else:
-            last_rows = np.cumsum(lengths) - 1
-            first_rows = np.repeat(last_rows + 1 - lengths, lengths)
-            positions = np.repeat(starts, lengths) + np.arange(num_tokens) - first_rows
+            query_ends = np.cumsum(lengths)
+            last_rows = query_ends - 1
+            positions = np.repeat(starts - query_ends + lengths, lengths) + np.arange(num_tokens)
             owners = np.repeat(table_rows, lengths)
-        pages = self._tables[owners, positions // self._page_size]
-        _fill(arrays["input_ids"], np.array(token_ids, dtype=np.int64), tail=0)
+            token_sources = np.zeros(num_tokens, dtype=np.int64)
+            token_sources[last_rows] = sources
+        page_numbers = positions // self._page_size
+        offsets = positions - page_numbers * self._page_size
+        pages = self._tables[owners, page_numbers].astype(np.int64)
+        _fill(arrays["input_ids"], token_ids, tail=0)
+        _fill(arrays["feed_rows"], token_sources, tail=0)
         _fill(arrays["positions"], positions, tail=0)
-        _fill(arrays["slot_mapping"], pages * np.int64(self._page_size) + positions % self._page_size, tail=0)
+        _fill(arrays["slot_mapping"], pages * self._page_size + offsets, tail=0)
 
-        width = pages_for(int(ends.max()), self._page_size)
         tables = arrays["block_tables"]
-        tables.fill(0)
-        tables[:num_reqs, :width] = self._tables[table_rows, :width]
+        # Whole rows, whose unused ends are zero; "clip" only so that numpy needs no buffer in between.
+        self._tables.take(table_rows, axis=0, out=tables[:num_reqs], mode="clip")
+        tables[num_reqs:] = 0
         _fill(arrays["seq_lens"], ends, tail=0)
         _fill(arrays["sampled_rows"], last_rows, tail=0)
         query_start = arrays["query_start"]
         query_start[0] = 0
-        _fill(query_start[1:], last_rows + 1, tail=num_tokens)
-
-        feed_rows = arrays["feed_rows"]
-        feed_rows.fill(0)
-        if fed:
-            targets, sources = np.array(fed).T
-            feed_rows[last_rows[targets]] = sources
+        _fill(query_start[1:], query_ends, tail=num_tokens)
 
         requests = batch.sampling
-        return self._sampling.write(arrays, requests, table_rows[: len(requests)], ends[: len(requests)], fed)
+        at = slice(len(requests))
+        return self._sampling.write(arrays, requests, table_rows[at], ends[at], sources[at])
 
-    def _walk(self, batch: ScheduledBatch) -> tuple[_Ints, _Ints, _Ints, list[int], list[tuple[int, int]]]:
-        """The one pass over the requests, which brings the page table up to date.
+    def _columns(self, batch: ScheduledBatch) -> tuple[_Ints, _Ints, _Ints, _Ints, _Ints]:
+        """The batch as columns; brings the page table up to date.
 
         Returns:
-            table rows, starts and numbers of tokens [num_reqs], the ids of all tokens, and for each pending token its
-            request's index and 1 + its row in the last batch.
+            table rows, starts and numbers of tokens [num_reqs], the ids of all tokens [num_tokens], and where each
+            request's pending token lies [num_reqs]: 1 + its row in the last batch, 0 if it has none.
+
+        Raises:
+            PageIntegrityError: a token has no page.
         """
-        entries, previous, page_size = self._entries, self._batch_rows, self._page_size
+        parts = []
+        if batch.decodes is not None:
+            parts.append(self._decode_columns(batch, batch.decodes))
+        if batch.others:
+            parts.append(self._other_columns(batch))
+        table_rows, starts, lengths, token_ids, is_fed = (
+            parts[0] if len(parts) == 1 else [np.concatenate(each) for each in zip(*parts, strict=True)]
+        )
+        sources = self._last_places[table_rows] * is_fed
+        assert np.count_nonzero(sources) == np.count_nonzero(is_fed), "a pending token was sampled in the step before"
+        self._last_places.fill(0)
+        self._last_places[table_rows] = self._counting[1 : len(table_rows) + 1]
+        return table_rows, starts, lengths, token_ids, sources
+
+    def _decode_columns(self, batch: ScheduledBatch, decodes: DecodeRows) -> tuple[NDArray[Any], ...]:
+        """Of the requests in decode, without a look at each."""
+        if self._known is not None and self._known[0] is decodes.roster:
+            rows = self._known[1]
+        else:
+            rows = np.array([self._entry(request, batch).row for request in decodes.roster.requests])
+            self._known = decodes.roster, rows
+        num_known, num_pages = self._num_pages[rows], decodes.num_pages
+        at = (num_known != num_pages).nonzero()[0]
+        if len(at):
+            is_one = num_known[at] + 1 == num_pages[at]
+            for index in at[~is_one].tolist():
+                self._take_pages(int(rows[index]), decodes.roster.requests[index])
+            at = at[is_one]
+            self._tables[rows[at], num_known[at]] = decodes.newest_pages[at]
+            self._num_pages[rows] = num_pages
+        is_short = decodes.starts >= num_pages * self._page_size
+        if is_short.any():
+            first = int(is_short.argmax())
+            raise _no_slot(decodes.roster.requests[first], int(decodes.starts[first]))
+        is_fed = decodes.num_pending > 0
+        return rows, decodes.starts, self._ones[: len(rows)], decodes.token_ids * ~is_fed, is_fed
+
+    def _other_columns(self, batch: ScheduledBatch) -> tuple[NDArray[Any], ...]:
+        """Of the other requests, one by one."""
         table_rows: list[int] = []
         starts: list[int] = []
         lengths: list[int] = []
         token_ids: list[int] = []
-        fed: list[tuple[int, int]] = []
-        for request, start, num_new, samples, _ in batch.items:
-            entry = entries.get(request)
-            if entry is None or entry.num_preemptions != request.num_preemptions:
-                entry = self._enter(request, batch)
-            num_pages = len(request.pages)
-            if entry.num_pages != num_pages:
-                self._tables[entry.row, entry.num_pages : num_pages] = request.pages[entry.num_pages :]
-                entry.num_pages = num_pages
-            if start + num_new > num_pages * page_size:
-                message = f"token {start + num_new - 1} has no slot"
-                raise PageIntegrityError(message, request=request.request_id, num_pages=num_pages)
-            is_fed = request.num_pending_tokens and samples
-            if is_fed:
-                fed.append((len(starts), 1 + previous[request]))
+        are_fed: list[bool] = []
+        for request, start, num_new, samples, _ in batch.others:
+            entry = self._entry(request, batch)
+            if self._num_pages[entry.row] != len(request.pages):
+                self._take_pages(entry.row, request)
+            if start + num_new > len(request.pages) * self._page_size:
+                raise _no_slot(request, start + num_new - 1)
+            is_fed = samples and request.num_pending_tokens > 0
             if num_new > 1 or not is_fed:
                 token_ids += request.token_slice(start, num_new)
             if is_fed:
@@ -120,8 +160,21 @@ class BatchWriter:
             table_rows.append(entry.row)
             starts.append(start)
             lengths.append(num_new)
-        self._batch_rows = {item[0]: index for index, item in enumerate(batch.items)}
-        return np.array(table_rows), np.array(starts), np.array(lengths), token_ids, fed
+            are_fed.append(is_fed)
+        return tuple(np.array(each, dtype=np.int64) for each in (table_rows, starts, lengths, token_ids, are_fed))
+
+    def _take_pages(self, row: int, request: Request) -> None:
+        """Add the pages that a request got since its row was written."""
+        num_known, num_pages = int(self._num_pages[row]), len(request.pages)
+        self._tables[row, num_known:num_pages] = request.pages[num_known:]
+        self._num_pages[row] = num_pages
+
+    def _entry(self, request: Request, batch: ScheduledBatch) -> _Entry:
+        """What is known of a request."""
+        entry = self._entries.get(request)
+        if entry is None or entry.num_preemptions != request.num_preemptions:
+            entry = self._enter(request, batch)
+        return entry
 
     def _enter(self, request: Request, batch: ScheduledBatch) -> _Entry:
         """Start a request's pages anew: it is new here, or came back with other pages after a preemption."""
@@ -130,16 +183,19 @@ class BatchWriter:
             self._forget_others(batch)
         if known is None:
             row = self._free.pop()
+            self._last_places[row] = 0
             self._sampling.enter(row, request)
         else:
             row = known.row
         self._tables[row] = 0
+        self._num_pages[row] = 0
         entry = self._entries[request] = _Entry(row, request.num_preemptions)
         return entry
 
     def _forget_others(self, batch: ScheduledBatch) -> None:
         """Give back the rows of requests that are not in ``batch``."""
-        present = {item.request for item in batch.items}
+        self._known = None
+        present = set(batch.requests)
         for request in [r for r in self._entries if r not in present]:
             self._free.append(self._entries.pop(request).row)
 
@@ -147,12 +203,16 @@ class BatchWriter:
 class _Entry:
     """One request's row in the page table."""
 
-    __slots__ = ("num_pages", "num_preemptions", "row")
+    __slots__ = ("num_preemptions", "row")
 
     def __init__(self, row: int, num_preemptions: int) -> None:
         self.row = row
         self.num_preemptions = num_preemptions
-        self.num_pages = 0
+
+
+def _no_slot(request: Request, position: int) -> PageIntegrityError:
+    message = f"token {position} has no slot"
+    return PageIntegrityError(message, request=request.request_id, num_pages=len(request.pages))
 
 
 def _fill(target: NDArray[np.generic], values: _Ints, *, tail: int) -> None:

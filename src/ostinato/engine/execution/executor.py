@@ -370,8 +370,8 @@ class Executor:
         """Let an attention backend that plans prepare the step of ``batch``; see `PlanningAttentionBackend`."""
         if self._planner is not None:
             self._planner.plan_step(
-                query_lens=[item.num_new_tokens for item in batch.items],
-                seq_lens=[item.end for item in batch.items],
+                query_lens=batch.query_lens,
+                seq_lens=batch.ends,
                 block_tables=block_tables,
                 graph_num_reqs=graph_num_reqs,
             )
@@ -424,7 +424,7 @@ class Executor:
     def _live_batch(self, batch: ScheduledBatch) -> LiveBatch:
         context = None
         if self._kv_tiers is not None:
-            longest = max(item.end for item in batch.items)
+            longest = batch.longest
             context = next((tier for tier in self._kv_tiers if tier >= longest), longest)
         veto_reason = why_no_full_graph(batch, draws_in_graphs=self._sampling_head.draws_in_graphs)
         return LiveBatch(

@@ -54,7 +54,7 @@ class SamplingWriter:
         requests: Sequence[Request],
         rows: NDArray[np.int64],
         ends: NDArray[np.int64],
-        fed: Sequence[tuple[int, int]],
+        sources: NDArray[np.int64],
     ) -> list[RowToBuild]:
         """Fill "settings" and "count_rows", tails too.
 
@@ -62,14 +62,14 @@ class SamplingWriter:
             requests: those that sample, which stand first in the batch.
             rows: [num_requests] row of each.
             ends: [num_requests] tokens of each, pending ones too.
-            fed: (index, row of the sampled tokens) of each that has a pending token.
+            sources: [num_requests] row of the sampled tokens at which the pending token of each lies; 0 if it has none.
 
         Returns:
             Rows of counts that do not hold their request's tokens.
         """
         arrays["settings"].fill(0)
         arrays["count_rows"].fill(0)
-        at = np.flatnonzero(self._is_special[rows])
+        at = self._is_special[rows].nonzero()[0]
         if not at.size:
             return []
         self._settings.fill(arrays["settings"], at, rows[at], ends[at] - self._num_prompt[rows[at]])
@@ -82,5 +82,4 @@ class SamplingWriter:
         self._num_counted[counted] = ends[at] + 1
         if not stale.size:
             return []
-        sources = dict(fed)
-        return [RowToBuild(int(rows[i]) + 1, requests[i], sources.get(int(i), 0)) for i in stale]
+        return [RowToBuild(int(rows[i]) + 1, requests[i], int(sources[i])) for i in stale]

@@ -35,7 +35,7 @@ def graph_metadata(key: GraphKey, slots: dict[str, Tensor], *, page_size: int) -
 def live_metadata(batch: ScheduledBatch, slots: dict[str, Tensor], *, page_size: int) -> AttentionMetadata:
     """Metadata of ``batch`` cut to its live sizes, with the host's copies of the lengths."""
     num_reqs = batch.num_reqs
-    seq_lens = tuple(item.end for item in batch.items)
+    seq_lens = tuple(batch.ends)
     return AttentionMetadata(
         num_tokens=batch.num_tokens,
         slot_mapping=slots["slot_mapping"],
@@ -43,7 +43,7 @@ def live_metadata(batch: ScheduledBatch, slots: dict[str, Tensor], *, page_size:
         seq_lens=slots["seq_lens"][:num_reqs],
         query_start=slots["query_start"][: num_reqs + 1],
         uniform_query_len=batch.uniform_query_len,
-        host_query_lens=tuple(item.num_new_tokens for item in batch.items),
+        host_query_lens=tuple(batch.query_lens),
         host_seq_lens=seq_lens,
     )
 

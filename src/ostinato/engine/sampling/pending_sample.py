@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ostinato.engine.request import Request, TokenLogprobs
 from ostinato.engine.sampling.greedy import NO_TOKEN
 from ostinato.engine.sampling.host_copy import HostCopy
-from ostinato.engine.sampling.logprobs import start_logprobs
+from ostinato.engine.sampling.logprobs import PendingLogprobs, start_logprobs
 from ostinato.errors import EngineError
 
 __all__ = ["PendingSample", "SampleResult"]
@@ -26,14 +28,20 @@ class SampleResult:
     """One entry per request, in the order given.
 
     Attributes:
-        token_ids: the chosen tokens; -1 for a request in `errors`.
+        chosen: [num_reqs] the chosen tokens; -1 for a request in `errors`.
         logprobs: None where not asked for.
         errors: request id -> why it has no token. The loop ends these requests; the others go on.
     """
 
-    token_ids: list[int]
+    chosen: NDArray[np.int64]
     logprobs: list[TokenLogprobs | None]
     errors: dict[str, EngineError] = field(default_factory=dict)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """``chosen`` as a new list."""
+        token_ids: list[int] = self.chosen.tolist()
+        return token_ids
 
 
 class PendingSample:
@@ -44,6 +52,7 @@ class PendingSample:
         logits: [num_reqs, vocab], any float dtype: the model's own. Read now, never written.
         requests: row owners. Only their params and token ids are read; nothing is changed.
         errors: request id -> why it has no token, where that is known already.
+        is_plain: nobody asks for log-probabilities, as the caller knows without a look at each.
 
     Raises:
         EngineError: the logits or the tokens do not match the requests.
@@ -55,29 +64,32 @@ class PendingSample:
         logits: torch.Tensor,
         requests: Sequence[Request],
         errors: Mapping[str, EngineError] | None = None,
+        *,
+        is_plain: bool = False,
     ) -> None:
         num_reqs = len(requests)
         if logits.ndim != 2 or logits.shape[0] != num_reqs or token_ids.shape != (num_reqs,):
             expected, got = f"[{num_reqs}, vocab] and [{num_reqs}]", f"{list(logits.shape)} and {list(token_ids.shape)}"
             raise EngineError("logits and tokens do not match the requests", expected=expected, got=got)
         self._copy = HostCopy(token_ids)
-        with torch.no_grad():
-            self._logprobs = start_logprobs(logits, token_ids, requests)
+        self._logprobs: PendingLogprobs | None = None
+        if not is_plain:
+            with torch.no_grad():
+                self._logprobs = start_logprobs(logits, token_ids, requests)
         self._requests = requests
         self._errors = errors or {}
 
     def read(self) -> SampleResult:
         """The tokens, waiting for the device if need be. A request without one is in ``errors``."""
-        token_ids: list[int] = self._copy.read().tolist()
-        errors = {
-            request.request_id: self._errors.get(request.request_id) or _not_finite(request)
-            for request, token_id in zip(self._requests, token_ids, strict=True)
-            if token_id == NO_TOKEN
-        }
-        logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
+        chosen: NDArray[np.int64] = self._copy.read().numpy()
+        errors: dict[str, EngineError] = {}
+        for row in (chosen == NO_TOKEN).nonzero()[0].tolist():
+            request = self._requests[row]
+            errors[request.request_id] = self._errors.get(request.request_id) or _not_finite(request)
+        logprobs: list[TokenLogprobs | None] = [None] * len(chosen)
         if self._logprobs is not None:
-            logprobs = self._logprobs.read(token_ids)
-        return SampleResult(token_ids=token_ids, logprobs=logprobs, errors=errors)
+            logprobs = self._logprobs.read(chosen.tolist())
+        return SampleResult(chosen=chosen, logprobs=logprobs, errors=errors)
 
 
 def _not_finite(request: Request) -> EngineError:

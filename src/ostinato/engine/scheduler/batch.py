@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from ostinato.engine.request import Request
+from ostinato.engine.scheduler.decode_rows import DecodeRows
 
 __all__ = ["ScheduledBatch", "ScheduledRequest"]
 
@@ -43,37 +44,81 @@ class ScheduledBatch:
     """One step: decodes first in running order, then prefill chunks.
 
     Attributes:
-        items: the requests of the step, each once; empty when nothing can run. Those that sample come first.
+        others: the requests of the step that are not in ``decodes``; those that sample come first.
         preempted: requests whose pages were taken back to make this step.
+        decodes: requests in decode as columns, ahead of ``others``; None for none. Each request is in the step once.
     """
 
-    items: tuple[ScheduledRequest, ...]
+    others: tuple[ScheduledRequest, ...] = ()
     preempted: tuple[Request, ...] = ()
+    decodes: DecodeRows | None = None
 
     @cached_property
-    def num_tokens(self) -> int:
-        return sum(item.num_new_tokens for item in self.items)
+    def items(self) -> tuple[ScheduledRequest, ...]:
+        """All requests of the step; empty when nothing can run. Made from the columns: not for what every step does."""
+        if self.decodes is None:
+            return self.others
+        pairs = zip(self.decodes.roster.requests, self.decodes.starts.tolist(), strict=True)
+        return (*(ScheduledRequest(request, start, 1, True, True) for request, start in pairs), *self.others)
+
+    @property
+    def num_decodes(self) -> int:
+        """Rows of ``decodes``."""
+        return 0 if self.decodes is None else len(self.decodes)
 
     @property
     def num_reqs(self) -> int:
-        return len(self.items)
+        return self.num_decodes + len(self.others)
+
+    @cached_property
+    def num_tokens(self) -> int:
+        return self.num_decodes + sum(item.num_new_tokens for item in self.others)
+
+    @cached_property
+    def requests(self) -> tuple[Request, ...]:
+        """All requests of the step."""
+        decoding = () if self.decodes is None else self.decodes.roster.requests
+        return decoding + tuple([item.request for item in self.others]) if self.others else decoding
 
     @cached_property
     def sampling(self) -> tuple[Request, ...]:
-        """The requests that get a token: those of the first items."""
-        found = tuple(item.request for item in self.items if item.samples)
-        assert all(item.samples for item in self.items[: len(found)]), "only the youngest can be in mid-prompt"
-        return found
+        """The requests that get a token: the first of all."""
+        if not self.others:
+            return self.requests
+        num_sampling = sum(item.samples for item in self.others)
+        assert all(item.samples for item in self.others[:num_sampling]), "only the youngest can be in mid-prompt"
+        return self.requests[: self.num_decodes + num_sampling]
+
+    @cached_property
+    def query_lens(self) -> list[int]:
+        """New tokens of each request."""
+        return [1] * self.num_decodes + [item.num_new_tokens for item in self.others]
+
+    @cached_property
+    def ends(self) -> list[int]:
+        """Tokens of each request computed after the step."""
+        decoding = [] if self.decodes is None else (self.decodes.starts + 1).tolist()
+        return decoding + [item.end for item in self.others]
+
+    @cached_property
+    def longest(self) -> int:
+        """The largest of `ends`."""
+        decoding = 0 if self.decodes is None else int(self.decodes.starts.max()) + 1
+        return max(decoding, max((item.end for item in self.others), default=0))
 
     @cached_property
     def is_plain(self) -> bool:
         """True when every request that samples takes the largest logit and asks for nothing more."""
-        return all(request.is_plain for request in self.sampling)
+        if self.decodes is not None and not self.decodes.roster.are_all_plain:
+            return False
+        return all(request.is_plain for request in self.sampling[self.num_decodes :])
 
     @cached_property
     def uniform_query_len(self) -> int | None:
         """New tokens per request when every item is a decode and all have as many; else None."""
-        lengths = {item.num_new_tokens for item in self.items}
-        if len(lengths) == 1 and all(item.is_decode for item in self.items):
-            return lengths.pop()
-        return None
+        if not self.others:
+            return None if self.decodes is None else 1
+        if not all(item.is_decode for item in self.others):
+            return None
+        lengths = {item.num_new_tokens for item in self.others} | ({1} if self.decodes is not None else set())
+        return lengths.pop() if len(lengths) == 1 else None

@@ -9,13 +9,18 @@ step before are read.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ostinato.engine.paging import PageAllocator, pages_for
 from ostinato.engine.request import FinishReason, Request
 from ostinato.engine.scheduler.batch import ScheduledBatch, ScheduledRequest
+from ostinato.engine.scheduler.decode_rows import DecodeRows, Roster
+from ostinato.engine.scheduler.decode_table import DecodeTable
+from ostinato.engine.scheduler.launched_steps import LaunchedSteps
 from ostinato.engine.scheduler.queues import RequestQueues
 from ostinato.engine.scheduler.shaping import BatchShaper
 from ostinato.errors import (
@@ -60,8 +65,14 @@ class Scheduler:
         # A request of as many tokens can get no other: the model or the cache ends there.
         self._last_num_tokens = min(max_model_len, allocator.num_usable_pages * allocator.page_size + 1)
         self._queues = RequestQueues()
+        self._decodes = DecodeTable(max_num_reqs=max_num_reqs, max_num_tokens=self._last_num_tokens)
         self._failed: list[Request] = []
-        self._unread: deque[ScheduledBatch] = deque()  # launched, tokens not completed yet
+        self._launched = LaunchedSteps(self._decodes)
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens a request may hold."""
+        return self._max_model_len
 
     @property
     def waiting(self) -> tuple[Request, ...]:
@@ -113,16 +124,17 @@ class Scheduler:
             return
         if not self._queues.remove(request):
             raise EngineError(f"request {request.request_id!r} is not in the scheduler")
+        self._decodes.leave(request)
         request.finish_reason = reason
         request.error = error
         self._release_pages(request)
 
     def drop(self, batch: ScheduledBatch, error: OstinatoError) -> list[Request]:
         """Give up a step that failed, launched or not: its requests end with ERROR and ``error``; those that did."""
-        ended = [item.request for item in batch.items if not item.request.is_finished]
+        ended = [request for request in batch.requests if not request.is_finished]
         for request in ended:
             self.finish(request, FinishReason.ERROR, error)
-        self._unread = deque(unread for unread in self._unread if unread is not batch)
+        self._launched.drop(batch)
         return ended
 
     def end_all(self, error: OstinatoError) -> list[Request]:
@@ -131,7 +143,7 @@ class Scheduler:
         for request in ended:
             with suppress(PageIntegrityError):
                 self.finish(request, FinishReason.ERROR, error)
-        self._unread.clear()
+        self._launched.drop_all()
         return ended
 
     def take_failed(self) -> list[Request]:
@@ -160,72 +172,86 @@ class Scheduler:
         # In running order decodes come first: a prompt is admitted only behind requests that all sample in the
         # same step, so one that is not through yet is always the youngest. What it lacks, tokens or pages, then
         # nobody else has either, and nobody is admitted past it.
-        page_size = self._allocator.page_size
-        for request in tuple(queues.running):
+        others = queues.running[len(self._decodes) :]
+        decodes = self._schedule_decodes(budget, preempted)
+        num_decodes = 0 if decodes is None else len(decodes)
+        budget -= num_decodes
+        for request in others:
             if not budget:
                 break
-            start, num_tokens = request.num_computed_tokens, request.num_tokens
-            if request.num_pending_tokens and num_tokens >= min(request.max_num_tokens, self._last_num_tokens):
-                continue  # the pending token is its last, or another would not fit: wait until it is delivered
-            if num_tokens - start == 1 and start < len(request.pages) * page_size:  # most of all steps
-                items.append(ScheduledRequest(request, start, 1, True, request.is_decode))
-                budget -= 1
-            elif request not in preempted:
+            if request not in preempted and not self._waits_for_its_last(request):
                 budget -= self._schedule_running(request, budget, items, preempted)
-        while budget and self._can_admit() and not self._holds_back(len(items)):
+        while budget and self._can_admit() and not self._holds_back(num_decodes + len(items)):
             budget -= self._schedule_running(queues.admit(), budget, items, preempted)
-        return ScheduledBatch(tuple(items), tuple(preempted))
+        return ScheduledBatch(tuple(items), tuple(preempted), decodes)
 
     def advance(self, batch: ScheduledBatch) -> None:
-        """Record that a step was launched: its tokens count as computed, and whoever samples has one pending.
+        """Record that a step was launched; see `LaunchedSteps.advance`."""
+        self._launched.advance(batch)
 
-        Raises:
-            EngineError: the batch is not the one that is due. Then nothing is changed.
+    def complete(self, batch: ScheduledBatch, sampled: Mapping[str, int] | NDArray[np.int64]) -> None:
+        """Record a step's tokens, once they are read; see `LaunchedSteps.complete`."""
+        self._launched.complete(batch, sampled)
+
+    def _schedule_decodes(self, budget: int, preempted: list[Request]) -> DecodeRows | None:
+        """Give the requests in decode their next token, and a page to those that lack one; None if nobody is due."""
+        table, rows = self._decodes, self._decodes.rows
+        if rows.are_full is not None:  # a pending token is its last: it waits until that is delivered
+            rows = rows.take((~(rows.are_full & (rows.num_pending > 0))).nonzero()[0])
+        if len(rows) > budget:
+            rows = rows.take(np.arange(budget))
+        lacking = (rows.starts >= rows.num_pages * self._allocator.page_size).nonzero()[0]
+        if len(lacking):
+            roster = self._add_pages(rows.roster, lacking, preempted)
+            rows = table.rows if roster is table.roster else table.rows_of(roster)
+        return rows if len(rows) else None
+
+    def _add_pages(self, roster: Roster, lacking: NDArray[np.int64], preempted: list[Request]) -> Roster:
+        """Give those at the places ``lacking`` a page each; who of ``roster`` can then be scheduled.
+
+        Where pages run out, the youngest requests make room for older ones.
         """
-        live = [item for item in batch.items if not item.request.is_finished]
-        for item in live:
-            if item.request.num_computed_tokens != item.start:
-                request_id, got = item.request.request_id, item.request.num_computed_tokens
-                raise EngineError("a step was completed out of order", request=request_id, expected=item.start, got=got)
-        for item in live:
-            item.request.num_computed_tokens = item.end
-            item.request.num_pending_tokens += item.samples
-        self._unread.append(batch)
+        pages = self._allocator.allocate(len(lacking))
+        if pages is not None:
+            requests = [roster.requests[index] for index in lacking.tolist()]
+            self._decodes.add_pages(requests, roster.slots[lacking], pages)
+            return roster
+        is_left = np.ones(len(roster), dtype=np.bool_)
+        for index in lacking.tolist():
+            request = roster.requests[index]
+            if request in preempted:
+                break  # and so are those behind it
+            if not self._make_room(request, preempted):
+                is_left[index] = False  # the youngest of all
+                break
+            pages = self._allocator.allocate(1)
+            assert pages is not None, "there is room"
+            self._decodes.add_pages([request], roster.slots[[index]], pages)
+        is_left &= self._decodes.is_here(roster)
+        return roster if is_left.all() else roster.take(is_left.nonzero()[0])
 
-    def complete(self, batch: ScheduledBatch, sampled: Mapping[str, int]) -> None:
-        """Record a step's tokens, once they are read; a step that nobody advanced is advanced first.
+    def _make_room(self, request: Request, preempted: list[Request]) -> bool:
+        """Preempt the youngest until there is a slot for the request's next token; False if only it is left."""
+        while self._num_reachable_slots(request) <= request.num_computed_tokens:
+            # The youngest keeps its own pages: older ones will end, or take them back when they must.
+            if self._queues.running[-1] is request:
+                return False
+            preempted.append(self._preempt_youngest())
+        return True
 
-        Args:
-            batch: what `schedule` returned. Requests that ended meanwhile are skipped.
-            sampled: request id -> token, for each item that samples.
-
-        Raises:
-            EngineError: a token is missing, or the batch is not the one that is due. Then nothing is changed.
-        """
-        sampling = [item.request for item in batch.items if item.samples and not item.request.is_finished]
-        for request in sampling:
-            if request.request_id not in sampled:
-                raise EngineError("no token was sampled for a request", request=request.request_id)
-        if not any(batch is unread for unread in self._unread):
-            self.advance(batch)
-        if self._unread[0] is not batch:
-            raise EngineError("a step was completed out of order", expected="the oldest step that is not completed")
-        self._unread.popleft()
-        for request in sampling:
-            request.num_pending_tokens -= 1
-            request.output_token_ids.append(sampled[request.request_id])
+    def _waits_for_its_last(self, request: Request) -> bool:
+        """Whether its pending token is its last, or another would not fit; asked of those that came back with one."""
+        limit = min(request.max_num_tokens, self._last_num_tokens)
+        return request.num_pending_tokens > 0 and request.num_tokens >= limit
 
     def _schedule_running(
         self, request: Request, budget: int, items: list[ScheduledRequest], preempted: list[Request]
     ) -> int:
         """Give a running request its next chunk, with a slot for each token; what that takes of ``budget``."""
         start, remaining = request.num_computed_tokens, request.num_tokens - request.num_computed_tokens
-        while (num_slots := self._num_reachable_slots(request)) <= start:
-            # The youngest keeps its own pages: older ones will end, or take them back when they must.
-            if self._queues.running[-1] is request:
-                return 0
-            preempted.append(self._preempt_youngest())
-        num_new = min(remaining, budget, num_slots - start)
+        if not self._make_room(request, preempted):
+            return 0
+        num_new = min(remaining, budget, self._num_reachable_slots(request) - start)
         if num_new < remaining and self._shaper is not None and not self._queues.waiting:
             num_scheduled = self._max_num_batched_tokens - budget
             num_new = self._shaper.chunk(num_new, num_scheduled=num_scheduled, remaining=remaining, budget=budget)
@@ -262,6 +288,7 @@ class Scheduler:
     def _preempt_youngest(self) -> Request:
         """Take back the youngest request's pages. Its outputs stay; its K/V is computed again later."""
         victim = self._queues.preempt_youngest()
+        self._decodes.leave(victim)
         self._release_pages(victim)
         victim.num_computed_tokens = 0
         victim.num_preemptions += 1
@@ -269,7 +296,10 @@ class Scheduler:
 
     def _end_hopeless(self) -> None:
         """End running requests that have outgrown the model or all the pages. Waiting ones cannot have grown."""
-        for request in tuple(self._queues.running):
+        rows = self._decodes.rows
+        full = [] if rows.are_full is None else (rows.are_full & (rows.num_pending == 0)).nonzero()[0].tolist()
+        decoding = [rows.roster.requests[index] for index in full]
+        for request in (*decoding, *self._queues.running[len(self._decodes) :]):
             if request.num_pending_tokens or request.num_tokens < self._last_num_tokens:
                 continue  # a pending token is delivered first
             if request.num_tokens >= self._max_model_len:

@@ -8,6 +8,7 @@ loop, one object a request. Leaves stop strings to `stop_strings`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -40,15 +41,23 @@ class IncrementalDetokenizer:
 
     def push(self, token_id: int) -> str:
         """Add one token; return the text that is now certain, often ``""``."""
-        if self._skip_special and token_id in self._tokenizer.special_token_ids:
-            return ""  # decode() drops these ids before anything else, so they never touch the window
-        self._window.append(token_id)
+        return self.push_all((token_id,))
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """Add tokens, decoded in one go; return the text that is now certain, often ``""``."""
+        if self._skip_special:  # decode() drops these ids before anything else, so they never touch the window
+            special = self._tokenizer.special_token_ids
+            token_ids = [token_id for token_id in token_ids if token_id not in special]
+        if not token_ids:
+            return ""
+        self._window += token_ids
         window_text = self._decode(self._window)
         if window_text.endswith(_INCOMPLETE):
             return ""
         if len(window_text) <= len(self._context_text):
             if self._context_text:
-                self._window.pop()  # an id without text (unknown, say) must not make the window grow for ever
+                # Ids without text (unknown ones, say) must not make the window grow for ever.
+                del self._window[-len(token_ids) :]
             return ""
         return self._emit(window_text)
 
@@ -63,7 +72,8 @@ class IncrementalDetokenizer:
         piece = window_text[len(self._context_text) :]
         self._window = self._window[self._num_context :]
         self._num_context = len(self._window)
-        self._context_text = self._decode(self._window)
+        is_single = self._num_context == 1  # and not special, or special ids are shown
+        self._context_text = self._tokenizer.token_text(self._window[0]) if is_single else self._decode(self._window)
         self._pieces.append(piece)
         return piece
 

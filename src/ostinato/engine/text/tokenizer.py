@@ -29,6 +29,7 @@ class Tokenizer:
         self._backend = backend
         self._special = special
         self._chat_template = chat_template
+        self._token_texts: dict[int, str] = {}
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> Tokenizer:
@@ -72,8 +73,11 @@ class Tokenizer:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special))
 
     def token_text(self, token_id: int) -> str:
-        """Text of one token on its own, special or not (for logprobs and tables)."""
-        return self.decode([token_id], skip_special=False)
+        """Text of one token on its own, special or not. Each is decoded once: streams ask for it at every step."""
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self._token_texts[token_id] = self.decode([token_id], skip_special=False)
+        return text
 
     def token_to_id(self, token: str) -> int | None:
         """Id of a vocabulary entry, as written in ``tokenizer.json``; None when it has none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -9,10 +10,11 @@ import torch
 
 from ostinato.engine.execution.batch_slots import batch_slots
 from ostinato.engine.execution.batch_writer import BatchWriter
-from ostinato.engine.request import Request, SamplingParams
+from ostinato.engine.paging import PageAllocator
+from ostinato.engine.request import FinishReason, Request, SamplingParams, natural_finish
 from ostinato.engine.sampling import NUM_SETTINGS, Setting
 from ostinato.engine.sampling.settings import settings_of
-from ostinato.engine.scheduler import ScheduledBatch, ScheduledRequest
+from ostinato.engine.scheduler import ScheduledBatch, ScheduledRequest, Scheduler
 from ostinato.errors import PageIntegrityError
 from ostinato.runtime import Slot, Tail
 
@@ -269,3 +271,43 @@ def test_chunks_in_the_middle_of_a_prompt_count_nothing() -> None:
     request.num_computed_tokens = 5
     (built,) = memory.write(host, ScheduledBatch((ScheduledRequest(request, 5, 5, True, False),)))
     assert built.row == host["count_rows"].item() > 0 and built.fed_from == 0
+
+
+# --- decodes as columns -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+@pytest.mark.parametrize("num_pages", [11, 41], ids=["few pages", "pages for all"])
+def test_columns_write_what_their_items_would(overlap: bool, num_pages: int) -> None:
+    """Random traffic of a scheduler, written from the batches and from their items one by one."""
+    rng = random.Random(num_pages + overlap)
+    limits = {"max_num_reqs": 4, "max_num_batched_tokens": 8, "max_model_len": WIDTH * PAGE_SIZE}
+    scheduler = Scheduler(allocator=PageAllocator(num_pages, PAGE_SIZE), **limits)  # type: ignore[arg-type]
+    by_columns, by_items = writer(), writer()
+    in_flight: list[ScheduledBatch] = []
+    num_rows = num_preempted = 0
+    for number in range(250):
+        if rng.random() < 0.4:
+            settings = rng.choice([{}, {"temperature": 1.0, "seed": number}, {"presence_penalty": 1.0}])
+            params = SamplingParams(max_tokens=rng.randint(1, 15), **settings)
+            prompt = [rng.randrange(100) for _ in range(rng.randint(1, 6))]
+            scheduler.add(Request(request_id=str(number), prompt_token_ids=prompt, params=params))
+        if scheduler.running and rng.random() < 0.05:
+            scheduler.abort(rng.choice(scheduler.running).request_id)
+        batch = scheduler.schedule()
+        num_rows, num_preempted = num_rows + batch.num_decodes, num_preempted + len(batch.preempted)
+        if batch.num_reqs:
+            hosts = [stale_host(8, 4), stale_host(8, 4)]
+            built = [by_columns.write(hosts[0], batch), by_items.write(hosts[1], ScheduledBatch(batch.items))]
+            assert built[0] == built[1]
+            for name in hosts[0]:
+                assert torch.equal(hosts[0][name], hosts[1][name]), name
+            scheduler.advance(batch)
+            in_flight.append(batch)
+        while len(in_flight) > overlap * bool(batch.num_reqs):
+            read = in_flight.pop(0)
+            scheduler.complete(read, {r.request_id: rng.randrange(100) for r in read.sampling})
+            for request in read.sampling:
+                if natural_finish(request, eos_token_ids=(), max_model_len=limits["max_model_len"]):
+                    scheduler.finish(request, FinishReason.LENGTH)
+    assert num_rows > 200 and (num_preempted > 0) is (num_pages == 11)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ostinato.engine.paging import PageAllocator
@@ -265,3 +266,14 @@ def test_limits_must_be_positive() -> None:
     for name in ("max_num_reqs", "max_num_batched_tokens", "max_model_len"):
         with pytest.raises(ConfigError):
             make(**{name: 0})
+
+
+def test_an_array_of_tokens_has_one_for_each_that_samples() -> None:
+    scheduler, _ = make()
+    scheduler.add(make_request("a", 3))
+    scheduler.add(make_request("b", 3))
+    batch = scheduler.schedule()
+    with pytest.raises(EngineError, match="not one token for each"):
+        scheduler.complete(batch, np.array([7]))
+    scheduler.complete(batch, np.array([7, 8]))
+    assert [request.output_token_ids for request in batch.sampling] == [[7], [8]]

@@ -71,3 +71,15 @@ def test_ids_without_text_do_not_grow_the_window(byte_level: Tokenizer) -> None:
     for _ in range(100):
         assert detokenizer.push(byte_level.vocab_size + 7) == ""
     assert len(detokenizer._window) == 1
+
+
+@given(data=st.data())
+def test_tokens_may_come_many_at_a_time(byte_level: Tokenizer, data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.integers(0, byte_level.vocab_size + 2), max_size=30))
+    detokenizer, text, left = IncrementalDetokenizer(byte_level), "", list(ids)
+    while left:
+        num = data.draw(st.integers(1, len(left)))
+        text += detokenizer.push_all(left[:num])
+        del left[:num]
+    assert text + detokenizer.flush() == byte_level.decode(ids)
+    assert detokenizer.push_all([]) == ""

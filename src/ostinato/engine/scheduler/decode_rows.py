@@ -1,0 +1,108 @@
+"""The decodes of one step as columns, and who they are. Values only; see `ScheduledBatch`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostinato.engine.request import Request
+
+__all__ = ["DecodeRows", "Roster"]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Roster:
+    """Some requests in decode, oldest first. Steps of the same requests share one, so what is made of it can be kept.
+
+    Attributes:
+        requests: each once.
+        slots: [num] the row of each in the scheduler's table.
+        serials: [num] by which the table tells whether the row is still theirs.
+        limits: [num] tokens that a request may have: `Request.max_num_tokens`, or what the model or the cache holds.
+        is_watched: [num] `Request.is_watched`.
+        is_plain: [num] `Request.is_plain`.
+    """
+
+    requests: tuple[Request, ...]
+    slots: NDArray[np.int64]
+    serials: NDArray[np.int64]
+    limits: NDArray[np.int64]
+    is_watched: NDArray[np.bool_]
+    is_plain: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    def take(self, at: NDArray[np.int64]) -> Roster:
+        """Those at the places ``at``."""
+        return Roster(
+            requests=tuple([self.requests[i] for i in at.tolist()]),
+            slots=self.slots[at],
+            serials=self.serials[at],
+            limits=self.limits[at],
+            is_watched=self.is_watched[at],
+            is_plain=self.is_plain[at],
+        )
+
+    @cached_property
+    def are_all_plain(self) -> bool:
+        """Whether all are plain."""
+        return bool(self.is_plain.all())
+
+
+@dataclass(frozen=True, eq=False)
+class DecodeRows:
+    """One new token for each of a roster, as things stood when the step was scheduled.
+
+    Attributes:
+        roster: whose rows they are.
+        columns: [5, num] int64: what the properties name, in their order. Nobody writes to it.
+    """
+
+    roster: Roster
+    columns: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.roster.requests)
+
+    def take(self, at: NDArray[np.int64]) -> DecodeRows:
+        """Those at the places ``at``."""
+        return DecodeRows(self.roster.take(at), self.columns[:, at])
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """[num] tokens computed before the step; the new token stands there."""
+        return self._column(0)
+
+    @property
+    def num_pending(self) -> NDArray[np.int64]:
+        """[num] tokens that the device knows and the host does not; the new token is among them, if there are any."""
+        return self._column(1)
+
+    @property
+    def token_ids(self) -> NDArray[np.int64]:
+        """[num] the newest token that the host knows: the new one, if none is pending."""
+        return self._column(2)
+
+    @property
+    def num_pages(self) -> NDArray[np.int64]:
+        """[num] pages of each."""
+        return self._column(3)
+
+    @property
+    def newest_pages(self) -> NDArray[np.int64]:
+        """[num] the last page of each."""
+        return self._column(4)
+
+    def _column(self, number: int) -> NDArray[np.int64]:
+        column: NDArray[np.int64] = self.columns[number]
+        return column
+
+    @cached_property
+    def are_full(self) -> NDArray[np.bool_] | None:
+        """[num] who has all the tokens that it may have, pending ones too; None for nobody."""
+        are_full: NDArray[np.bool_] = self.starts + 1 >= self.roster.limits
+        return are_full if are_full.any() else None
