@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -93,6 +94,7 @@ class LLM:
         base = config or EngineConfig()
         if model != DEFAULT_MODEL:
             settings["model"] = model
+        self._lock = threading.RLock()  # of steps, and of whatever else changes the loop
         self._executor: Executor | None = None
         loaded = load_model(dataclasses.replace(base, **settings), progress=progress)
         self.config = loaded.config
@@ -136,7 +138,7 @@ class LLM:
             bus=bus,
         )
         self._serial = itertools.count()
-        self._updates = UpdateRouter(self._loop, self._require_open, bus=bus)
+        self._updates = UpdateRouter(self._loop, self._require_open, bus=bus, lock=self._lock)
         self._background: BackgroundCapture | None = None
         if self.config.capture == "background":
             self._background = BackgroundCapture(self._executor, share=self.config.capture_share)
@@ -187,12 +189,12 @@ class LLM:
         Raises:
             RequestError: the prompt cannot be run.
         """
-        with self._updates.lock:  # no other thread's step comes between
+        with self._lock:  # no other thread's step comes between
             return self._updates.follow(self.add_request(prompt, params))
 
     def stream_chat(self, messages: Messages, params: SamplingParams | None = None) -> Iterator[RequestUpdate]:
         """Like `stream`, for one conversation."""
-        with self._updates.lock:
+        with self._lock:
             return self._updates.follow(self.add_chat(messages, params))
 
     # --- step by step --------------------------------------------------------------------------
@@ -247,7 +249,7 @@ class LLM:
 
     def abort(self, request_id: str) -> None:
         """End a request; its last update says ABORT."""
-        with self._updates.lock:
+        with self._lock:
             self._loop.abort(request_id)
 
     # --- about it ------------------------------------------------------------------------------
@@ -311,8 +313,8 @@ class LLM:
         Raises:
             RuntimeStateError: requests are in progress, whose cache it would overwrite.
         """
-        executor = self._require_open()
-        with self._updates.lock:
+        with self._lock:
+            executor = self._require_open()
             if self._loop.has_work():
                 raise RuntimeStateError("requests are in progress", fix="qualify before the first, or after the last")
             return qualify_steps(executor, seed=self.config.seed, on_key=on_key)
@@ -346,10 +348,10 @@ class LLM:
             ConfigError: the sizes do not fit this engine.
             EngineDeadError: the engine is dead.
         """
-        executor = self._require_open()
         if not isinstance(suggestion, SizeSuggestion):
             raise ConfigError(f"suggestion is a {type(suggestion).__name__}", fix="pass what suggest_sizes() returned")
-        with self._updates.lock:
+        with self._lock:
+            executor = self._require_open()
             self._loop.settle()
             return executor.resize(sizes=suggestion.sizes, decode_sizes=suggestion.decode_sizes, on_key=on_key)
 
@@ -367,7 +369,7 @@ class LLM:
         self._require_open()
         background, began = self._background, time.monotonic()
         while background is not None and background.num_pending:
-            with self._updates.lock:
+            with self._lock:
                 if self._loop.has_work() or time.monotonic() - began + background.expected_seconds > max_seconds:
                     break
                 self._loop.settle()
@@ -385,10 +387,11 @@ class LLM:
                 self._updates.between_steps = None
 
     def close(self) -> None:
-        """Give graphs, cache and weights back. Idempotent."""
-        if self._executor is not None:
-            self._executor.close()
-            self._executor = None
+        """Give graphs, cache and weights back, once a step that runs on another thread is through. Idempotent."""
+        with self._lock:
+            if self._executor is not None:
+                self._executor.close()
+                self._executor = None
 
     def __enter__(self) -> Self:
         return self
@@ -427,7 +430,7 @@ class LLM:
                 outputs.append(output)
                 try:
                     output.prompt_token_ids = encode(item)
-                    with self._updates.lock:  # no other thread's step comes between
+                    with self._lock:  # no other thread's step comes between
                         output.request_id = self._add(output.prompt_token_ids, one, None)
                         self._updates.register(output.request_id, output.extend)
                 except RequestError as error:
@@ -482,7 +485,7 @@ class LLM:
             deadline=None if timeout_s is None else deadline_in(timeout_s),
             logits_processors=logits_processors,
         )
-        with self._updates.lock:
+        with self._lock:
             self._loop.add(request)
         return name
 
