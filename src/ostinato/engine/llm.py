@@ -382,8 +382,11 @@ class LLM:
         assert background is not None, "called with background capture alone"
         if background.is_due(is_idle=is_idle, earliest_deadline=self._loop.earliest_deadline):
             self._loop.settle()
-            background.capture_next(is_idle=is_idle)
-            if not background.num_pending:
+            try:
+                background.capture_next(is_idle=is_idle)
+            except Exception as error:  # a tensor that moved, say: no step may fail for a graph that it can do without
+                background.stop(error)
+            if background.stopped_by is not None or not background.num_pending:
                 self._updates.between_steps = None
 
     def close(self) -> None:
