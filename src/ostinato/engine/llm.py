@@ -287,8 +287,9 @@ class LLM:
 
     def inspect(self) -> list[PlanInspection]:
         """Segments, breaks and bridges of every captured graph, largest first."""
-        graphed = self._require_open().graphed
-        return [graphed.inspect(key) for key in graphed.plans]
+        with self._lock:  # no key retires meanwhile
+            graphed = self._require_open().graphed
+            return [graphed.inspect(key) for key in graphed.plans]
 
     @property
     def costs(self) -> CostTable | None:
