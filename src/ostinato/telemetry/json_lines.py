@@ -178,7 +178,7 @@ def read_json_lines(lines: Iterable[str], *, name: str = "the file") -> Tally:
                 tally.dispatch.add(document)
             elif kind in _KINDS:
                 tally.emit(_event(_KINDS[kind], document))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise ConfigError(
                 f"line {number} of {name} is no event: {type(error).__name__}: {error}",
                 fix="name a file that JsonLinesSink has written",
@@ -198,8 +198,16 @@ def _values(event: Event) -> dict[str, Any]:
 
 
 def _event(kind: type[Event], document: Mapping[str, Any]) -> Event:
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in document.items() if name in known})
+    known = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
+    told = {name: value for name, value in document.items() if name in known}
+    for name, value in told.items():
+        if known[name] == "str" and not isinstance(value, str):
+            raise TypeError(f"{name} is {value!r}, no text")
+        if known[name] == "tuple[str, ...]" and not (
+            isinstance(value, list) and all(isinstance(v, str) for v in value)
+        ):
+            raise TypeError(f"{name} is {value!r}, no texts")
+    return kind(**told)
 
 
 def _sums(steps: DispatchCounters) -> dict[str, Any]:

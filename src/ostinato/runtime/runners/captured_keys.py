@@ -1,7 +1,7 @@
 """`CapturedKeys`: the plans of one callable by key, and the guards that stand before each.
 
-Owns both until they are dropped. Changed under the step lock and read without it: what readers iterate over is replaced,
-never changed. Which key a step takes is the dispatcher's business. Called by the facade.
+Owns both until they are dropped. Changed under the step lock and read without it, so its dicts are replaced, never
+changed. Which key a step takes is the dispatcher's business. Called by the facade.
 """
 
 from __future__ import annotations
