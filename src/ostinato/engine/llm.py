@@ -120,12 +120,13 @@ class LLM:
             self.close()
             raise
         allocator = PageAllocator(self._executor.num_pages, self.config.page_size)
+        self._shaper = BatchShaper(**self._executor.bucket_sizes()) if self.config.shape_batches else None
         scheduler = Scheduler(
             max_num_reqs=self.config.max_num_reqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             max_model_len=self._max_model_len,
             allocator=allocator,
-            shaper=BatchShaper(**self._executor.bucket_sizes()) if self.config.shape_batches else None,
+            shaper=self._shaper,
         )
         bus = EventBus(self._executor.graphed.counters, self._failures, LogSink(), *sinks)
         self._loop = EngineLoop(
@@ -354,7 +355,10 @@ class LLM:
         with self._lock:
             executor = self._require_open()
             self._loop.settle()
-            return executor.resize(sizes=suggestion.sizes, decode_sizes=suggestion.decode_sizes, on_key=on_key)
+            report = executor.resize(sizes=suggestion.sizes, decode_sizes=suggestion.decode_sizes, on_key=on_key)
+            if self._shaper is not None:
+                self._shaper.follow(**executor.bucket_sizes())
+            return report
 
     def capture_pending(self, *, max_seconds: float = float("inf")) -> int:
         """Use idle time: capture graphs that ``capture="background"`` has left for later; how many are still to come.
