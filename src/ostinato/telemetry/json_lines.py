@@ -54,10 +54,12 @@ class JsonLinesSink:
         every_step: bool = False,
         capacity: int = 10_000,
     ) -> None:
-        if not 0 < interval_s < float("inf"):
+        if not isinstance(interval_s, int | float) or not 0 < interval_s < float("inf"):
             raise ConfigError(f"interval_s is {interval_s!r}", fix="use a number of seconds above 0")
-        if capacity < 1:
+        if not isinstance(capacity, int) or capacity < 1:
             raise ConfigError(f"capacity is {capacity!r}", fix="use 1 event or more")
+        if not isinstance(target, str | os.PathLike) and not callable(getattr(target, "write", None)):
+            raise ConfigError(f"target is a {type(target).__name__}", fix="pass a path, or a text file")
         self._owns_file = isinstance(target, str | os.PathLike)
         self._file = _opened(target) if isinstance(target, str | os.PathLike) else target
         self._interval_s = interval_s
@@ -189,8 +191,8 @@ def read_json_lines(lines: Iterable[str], *, name: str = "the file") -> Tally:
 def _opened(path: str | os.PathLike[str]) -> IO[str]:
     try:
         return open(path, "a", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error}", fix="name a file that can be written") from error
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        raise ConfigError(f"{path!r} cannot be written: {error}", fix="name a file that can be written") from error
 
 
 def _values(event: Event) -> dict[str, Any]:
