@@ -91,6 +91,9 @@ def test_idle_time_is_used_up_to_what_was_allowed(tiny: str) -> None:
     with LLM(tiny, capture="background", **SETTINGS) as llm:
         total = len(llm._require_open().graphed.keys)
         assert llm.capture_pending(max_seconds=0.0) == total
+        for bad in (float("nan"), "1", None):
+            with pytest.raises(ConfigError, match="max_seconds"):
+                llm.capture_pending(max_seconds=bad)
         llm.add_request([1, 2, 3], PARAMS[0])
         assert llm.capture_pending() == total, "requests go first"
         while llm.has_work():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -369,8 +370,11 @@ class LLM:
             max_seconds: begin no capture that would end later than that from now.
 
         Raises:
+            ConfigError: ``max_seconds`` is no number.
             EngineDeadError: the engine is dead.
         """
+        if not isinstance(max_seconds, int | float) or math.isnan(max_seconds):
+            raise ConfigError(f"max_seconds is {max_seconds!r}", fix="use a number of seconds, or leave it out")
         self._require_open()
         background, began = self._background, time.monotonic()
         while background is not None and background.num_pending:
