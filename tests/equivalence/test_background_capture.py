@@ -11,7 +11,7 @@ import torch
 
 from ostinato import LLM, SamplingParams
 from ostinato.engine.execution import BackgroundCapture
-from ostinato.errors import ConfigError
+from ostinato.errors import AddressChangedError, ConfigError
 from ostinato.testing.tiny_models import write_tiny_model
 
 SETTINGS: dict[str, Any] = {
@@ -91,6 +91,9 @@ def test_idle_time_is_used_up_to_what_was_allowed(tiny: str) -> None:
     with LLM(tiny, capture="background", **SETTINGS) as llm:
         total = len(llm._require_open().graphed.keys)
         assert llm.capture_pending(max_seconds=0.0) == total
+        for bad in (float("nan"), "1", None):
+            with pytest.raises(ConfigError, match="max_seconds"):
+                llm.capture_pending(max_seconds=bad)
         llm.add_request([1, 2, 3], PARAMS[0])
         assert llm.capture_pending() == total, "requests go first"
         while llm.has_work():
@@ -111,6 +114,26 @@ def test_sizes_may_change_while_graphs_are_pending(tiny: str, expected: list[lis
         llm.capture_pending()
         assert {key.num_reqs for key in executor.graphed.plans if key.num_reqs} == {2, 8}
         assert serve(llm) == expected
+
+
+def test_a_capture_that_cannot_be_begun_harms_no_request(
+    tiny: str, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BackgroundCapture, "is_due", lambda self, **_: self.stopped_by is None)
+    with LLM(tiny, capture="background", guards="off", **SETTINGS) as llm:
+        graphed = llm._require_open().graphed
+        graphed.capture_late(graphed.pending[:1])
+        num_pending = len(graphed.pending)
+
+        def moved() -> None:
+            raise AddressChangedError("a tensor has moved")
+
+        monkeypatch.setattr(graphed, "check_guards", moved)
+        assert serve(llm) == expected
+        background = llm.stats()["graphs"]["background"]
+        assert background["pending"] == num_pending and "a tensor has moved" in background["stopped_by"]
+        with pytest.raises(AddressChangedError):
+            llm.capture_pending()  # whoever asks is told
 
 
 def test_costs_cannot_be_measured_before_there_are_graphs(tiny: str) -> None:

@@ -60,7 +60,10 @@ def explain(
     mixed: Annotated[
         str | None, typer.Option(help="Both: 12+200 decodes 12 beside 200 tokens.", rich_help_panel=STEP_PANEL)
     ] = None,
-    context: Annotated[int, typer.Option(help="Tokens of the longest decode.", rich_help_panel=STEP_PANEL)] = 256,
+    context: Annotated[
+        int | None,
+        typer.Option(help="Tokens of the longest decode; 256 if the model allows it.", rich_help_panel=STEP_PANEL),
+    ] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Load the model and time every way to run a step.")
     ] = False,
@@ -120,7 +123,7 @@ def _asked(decode: int | None, prefill: int | None, mixed: str | None) -> tuple[
     return int(parts[1]), int(parts[2])
 
 
-def _query(asked: tuple[int, int], context: int) -> StepQuery:
+def _query(asked: tuple[int, int], context: int | None) -> StepQuery:
     from ostinato.engine import StepQuery
 
     return StepQuery(num_decodes=asked[0], num_prefill_tokens=asked[1], context_tokens=context)

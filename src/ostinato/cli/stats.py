@@ -20,6 +20,7 @@ from ostinato.telemetry import read_json_lines, read_metrics
 __all__ = ["stats"]
 
 _TIMEOUT_S = 10
+_MOST_BYTES = 1 << 26  # of a page; one of ours has some kilobytes
 _FEW_KEYS = 12
 _TABLE_COLUMNS = 112
 
@@ -66,9 +67,16 @@ def _fetched(url: str) -> str:
     from urllib.request import urlopen
 
     try:
+        end = time.monotonic() + _TIMEOUT_S
         with urlopen(url, timeout=_TIMEOUT_S) as answer:
-            text: str = answer.read().decode("utf-8")
-            return text
+            text = b""
+            while part := answer.read1(_MOST_BYTES):
+                text += part
+                if len(text) > _MOST_BYTES:
+                    raise ValueError(f"more than {_MOST_BYTES:,} bytes")
+                if time.monotonic() > end:
+                    raise TimeoutError("timed out")
+            return text.decode("utf-8")
     except (OSError, HTTPException, ValueError) as error:  # ValueError: no URL, or no text
         raise ConfigError(
             f"{url} gives no answer: {error}", fix="name the /metrics address of a running engine"

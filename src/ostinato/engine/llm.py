@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -98,6 +100,7 @@ class LLM:
         base = config or EngineConfig()
         if model != DEFAULT_MODEL:
             settings["model"] = model
+        self._lock = threading.RLock()  # of steps, and of whatever else changes the loop
         self._executor: Executor | None = None
         loaded = load_model(dataclasses.replace(base, **settings), progress=progress)
         self.config = loaded.config
@@ -130,12 +133,13 @@ class LLM:
             self.close()
             raise
         allocator = PageAllocator(self._executor.num_pages, self.config.page_size)
+        self._shaper = BatchShaper(**self._executor.bucket_sizes()) if self.config.shape_batches else None
         scheduler = Scheduler(
             max_num_reqs=self.config.max_num_reqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             max_model_len=self._max_model_len,
             allocator=allocator,
-            shaper=BatchShaper(**self._executor.bucket_sizes()) if self.config.shape_batches else None,
+            shaper=self._shaper,
         )
         bus = EventBus(self._executor.graphed.counters, self._failures, LogSink(), *sinks)
         self._loop = EngineLoop(
@@ -149,7 +153,7 @@ class LLM:
         )
         self._save_manifest()
         self._serial = itertools.count()
-        self._updates = UpdateRouter(self._loop, self._require_open, bus=bus)
+        self._updates = UpdateRouter(self._loop, self._require_open, bus=bus, lock=self._lock)
         self._background: BackgroundCapture | None = None
         if self.config.capture == "background":
             traffic = None if self._manifest is None else self._manifest.traffic
@@ -201,12 +205,12 @@ class LLM:
         Raises:
             RequestError: the prompt cannot be run.
         """
-        with self._updates.lock:  # no other thread's step comes between
+        with self._lock:  # no other thread's step comes between
             return self._updates.follow(self.add_request(prompt, params))
 
     def stream_chat(self, messages: Messages, params: SamplingParams | None = None) -> Iterator[RequestUpdate]:
         """Like `stream`, for one conversation."""
-        with self._updates.lock:
+        with self._lock:
             return self._updates.follow(self.add_chat(messages, params))
 
     # --- step by step --------------------------------------------------------------------------
@@ -261,7 +265,7 @@ class LLM:
 
     def abort(self, request_id: str) -> None:
         """End a request; its last update says ABORT."""
-        with self._updates.lock:
+        with self._lock:
             self._loop.abort(request_id)
 
     # --- about it ------------------------------------------------------------------------------
@@ -299,8 +303,9 @@ class LLM:
 
     def inspect(self) -> list[PlanInspection]:
         """Segments, breaks and bridges of every captured graph, largest first."""
-        graphed = self._require_open().graphed
-        return [graphed.inspect(key) for key in graphed.plans]
+        with self._lock:  # no key retires meanwhile
+            graphed = self._require_open().graphed
+            return [graphed.inspect(key) for key in graphed.plans]
 
     @property
     def costs(self) -> CostTable | None:
@@ -325,8 +330,8 @@ class LLM:
         Raises:
             RuntimeStateError: requests are in progress, whose cache it would overwrite.
         """
-        executor = self._require_open()
-        with self._updates.lock:
+        with self._lock:
+            executor = self._require_open()
             if self._loop.has_work():
                 raise RuntimeStateError("requests are in progress", fix="qualify before the first, or after the last")
             return qualify_steps(executor, seed=self.config.seed, on_key=on_key)
@@ -360,12 +365,15 @@ class LLM:
             ConfigError: the sizes do not fit this engine.
             EngineDeadError: the engine is dead.
         """
-        executor = self._require_open()
         if not isinstance(suggestion, SizeSuggestion):
             raise ConfigError(f"suggestion is a {type(suggestion).__name__}", fix="pass what suggest_sizes() returned")
-        with self._updates.lock:
+        with self._lock:
+            executor = self._require_open()
             self._loop.settle()
-            return executor.resize(sizes=suggestion.sizes, decode_sizes=suggestion.decode_sizes, on_key=on_key)
+            report = executor.resize(sizes=suggestion.sizes, decode_sizes=suggestion.decode_sizes, on_key=on_key)
+            if self._shaper is not None:
+                self._shaper.follow(**executor.bucket_sizes())
+            return report
 
     def capture_pending(self, *, max_seconds: float = float("inf")) -> int:
         """Use idle time: capture graphs that ``capture="background"`` has left for later; how many are still to come.
@@ -376,12 +384,15 @@ class LLM:
             max_seconds: begin no capture that would end later than that from now.
 
         Raises:
+            ConfigError: ``max_seconds`` is no number.
             EngineDeadError: the engine is dead.
         """
+        if not isinstance(max_seconds, int | float) or math.isnan(max_seconds):
+            raise ConfigError(f"max_seconds is {max_seconds!r}", fix="use a number of seconds, or leave it out")
         self._require_open()
         background, began = self._background, time.monotonic()
         while background is not None and background.num_pending:
-            with self._updates.lock:
+            with self._lock:
                 if self._loop.has_work() or time.monotonic() - began + background.expected_seconds > max_seconds:
                     break
                 self._loop.settle()
@@ -394,16 +405,23 @@ class LLM:
         assert background is not None, "called with background capture alone"
         if background.is_due(is_idle=is_idle, earliest_deadline=self._loop.earliest_deadline):
             self._loop.settle()
-            background.capture_next(is_idle=is_idle)
-            if not background.num_pending:
+            try:
+                background.capture_next(is_idle=is_idle)
+            except Exception as error:  # a tensor that moved, say: no step may fail for a graph that it can do without
+                background.stop(error)
+            if background.stopped_by is not None or not background.num_pending:
                 self._updates.between_steps = None
 
     def close(self) -> None:
-        """Give graphs, cache and weights back; the manifest, if there is one, is brought up to date. Idempotent."""
-        if self._executor is not None:
-            self._save_manifest()
-            self._executor.close()
-            self._executor = None
+        """Give graphs, cache and weights back, once a step that runs on another thread is through.
+
+        The manifest, if there is one, is brought up to date. Idempotent.
+        """
+        with self._lock:
+            if self._executor is not None:
+                self._save_manifest()
+                self._executor.close()
+                self._executor = None
 
     def __enter__(self) -> Self:
         return self
@@ -453,7 +471,7 @@ class LLM:
                 outputs.append(output)
                 try:
                     output.prompt_token_ids = encode(item)
-                    with self._updates.lock:  # no other thread's step comes between
+                    with self._lock:  # no other thread's step comes between
                         output.request_id = self._add(output.prompt_token_ids, one, None, is_streamed=False)
                         self._updates.register(output.request_id, output.extend)
                 except RequestError as error:
@@ -511,7 +529,7 @@ class LLM:
             logits_processors=logits_processors,
             is_streamed=is_streamed,
         )
-        with self._updates.lock:
+        with self._lock:
             self._loop.add(request)
         return name
 

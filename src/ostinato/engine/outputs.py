@@ -51,11 +51,18 @@ class UpdateRouter:
         loop: whose steps are run.
         check_open: raises if no step may be run any more.
         bus: told of receivers that raise.
+        lock: held by each step, and by whatever else changes the loop.
     """
 
-    def __init__(self, loop: EngineLoop, check_open: Callable[[], object], *, bus: EventBus | None = None) -> None:
-        self.lock = threading.RLock()
-        """Held by each step; hold it for whatever else changes the loop."""
+    def __init__(
+        self,
+        loop: EngineLoop,
+        check_open: Callable[[], object],
+        *,
+        bus: EventBus | None = None,
+        lock: threading.RLock | None = None,
+    ) -> None:
+        self.lock = lock or threading.RLock()
         self._loop = loop
         self._check_open = check_open
         self._bus = bus or EventBus()

@@ -101,5 +101,5 @@ class Arguments:
 
 def check_budget(seconds: float) -> None:
     """Raise `ConfigError` unless ``seconds``, to measure for, is a number above 0."""
-    if not 0 < seconds < float("inf"):
+    if not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
         raise ConfigError(f"budget_seconds is {seconds!r}", fix="use a number of seconds above 0")

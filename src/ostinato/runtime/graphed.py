@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import torch
 
-from ostinato.errors import RuntimeStateError
+from ostinato.errors import ConfigError, RuntimeStateError
 from ostinato.runtime.arguments import Arguments, check_budget
 from ostinato.runtime.assembly import assemble
 from ostinato.runtime.breaks import is_planning, is_recording
@@ -417,8 +417,15 @@ class Graphed:
         """Dispatch by ``costs`` from now on: of `measure`, or of `read_costs`; None goes back to the order of ways.
 
         Ranks that share collectives must all use one table: each decides from it alone, and they must decide alike.
+
+        Raises:
+            ConfigError: it is no `CostTable`.
         """
         self._life.require_open()
+        if costs is not None and not isinstance(costs, CostTable):
+            raise ConfigError(
+                f"costs is a {type(costs).__name__}", fix="pass a CostTable, of measure() or read_costs()"
+            )
         self._dispatcher.use_costs(costs)
 
     def measure(
@@ -433,7 +440,8 @@ class Graphed:
         """Time replays and eager runs on made-up batches, and dispatch by what they cost from now on.
 
         Wall time with the device's work in it, so what the host spends on launches counts. State and random
-        generators are as before afterwards; nothing is counted. On CUDA not while steps are running elsewhere.
+        generators are as before afterwards; nothing is counted. Not while steps are running elsewhere: they would not
+        be counted, and what they write to the state would be taken back.
 
         Args:
             steps: of the caller's own; by default the batches of warm-up, with random rows.

@@ -118,6 +118,7 @@ class DispatchCounters:
         "never_hit" are the planned keys that no step has replayed, "keys" the number of keys by state. "histogram" is
         what ``ostinato plan --histogram`` takes: ``{"decode": {size: steps}, "mixed": {size: steps}}``.
         """
+        states = dict(self.key_states)  # keys come and go on other threads
         rows = sorted(self.buckets.values(), key=lambda r: (r.runtime_mode, -r.hits, r.bucket, r.reason))
         return {
             "steps": self.steps,
@@ -127,8 +128,8 @@ class DispatchCounters:
             "padded_tokens": self.padded_tokens,
             "buckets": [row.to_dict() for row in rows],
             "key_hits": dict(self.key_hits),
-            "never_hit": [key for key in self.key_states if not self.key_hits[key]],
-            "keys": {state: sum(s == state for s in self.key_states.values()) for state in KEY_STATES},
+            "never_hit": [key for key in states if not self.key_hits[key]],
+            "keys": {state: sum(s == state for s in states.values()) for state in KEY_STATES},
             "histogram": {
                 "decode": {str(size): count for size, count in sorted(self.decode_sizes.items())},
                 "mixed": {str(size): count for size, count in sorted(self.mixed_sizes.items())},

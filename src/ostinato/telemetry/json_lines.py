@@ -54,10 +54,12 @@ class JsonLinesSink:
         every_step: bool = False,
         capacity: int = 10_000,
     ) -> None:
-        if not 0 < interval_s < float("inf"):
+        if not isinstance(interval_s, int | float) or not 0 < interval_s < float("inf"):
             raise ConfigError(f"interval_s is {interval_s!r}", fix="use a number of seconds above 0")
-        if capacity < 1:
+        if not isinstance(capacity, int) or capacity < 1:
             raise ConfigError(f"capacity is {capacity!r}", fix="use 1 event or more")
+        if not isinstance(target, str | os.PathLike) and not callable(getattr(target, "write", None)):
+            raise ConfigError(f"target is a {type(target).__name__}", fix="pass a path, or a text file")
         self._owns_file = isinstance(target, str | os.PathLike)
         self._file = _opened(target) if isinstance(target, str | os.PathLike) else target
         self._interval_s = interval_s
@@ -178,7 +180,7 @@ def read_json_lines(lines: Iterable[str], *, name: str = "the file") -> Tally:
                 tally.dispatch.add(document)
             elif kind in _KINDS:
                 tally.emit(_event(_KINDS[kind], document))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise ConfigError(
                 f"line {number} of {name} is no event: {type(error).__name__}: {error}",
                 fix="name a file that JsonLinesSink has written",
@@ -189,8 +191,8 @@ def read_json_lines(lines: Iterable[str], *, name: str = "the file") -> Tally:
 def _opened(path: str | os.PathLike[str]) -> IO[str]:
     try:
         return open(path, "a", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error}", fix="name a file that can be written") from error
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        raise ConfigError(f"{path!r} cannot be written: {error}", fix="name a file that can be written") from error
 
 
 def _values(event: Event) -> dict[str, Any]:
@@ -198,8 +200,16 @@ def _values(event: Event) -> dict[str, Any]:
 
 
 def _event(kind: type[Event], document: Mapping[str, Any]) -> Event:
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value for name, value in document.items() if name in known})
+    known = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
+    told = {name: value for name, value in document.items() if name in known}
+    for name, value in told.items():
+        if known[name] == "str" and not isinstance(value, str):
+            raise TypeError(f"{name} is {value!r}, no text")
+        if known[name] == "tuple[str, ...]" and not (
+            isinstance(value, list) and all(isinstance(v, str) for v in value)
+        ):
+            raise TypeError(f"{name} is {value!r}, no texts")
+    return kind(**told)
 
 
 def _sums(steps: DispatchCounters) -> dict[str, Any]:

@@ -7,7 +7,7 @@ only file that needs `prometheus_client` (extra `metrics`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -163,6 +163,17 @@ def read_metrics(text: str, *, name: str = "the endpoint") -> dict[str, Any]:
         wanted = (family, f"{family}_total")
         return [(s.labels, s.value) for s in found.samples if s.name in wanted] if found is not None else []
 
+    try:
+        return _added_up(samples)
+    except (KeyError, ValueError, OverflowError) as error:  # a label that is not there, or no number of steps
+        raise ConfigError(
+            f"{name} has other metrics than Ostinato's: {type(error).__name__}: {error}",
+            fix="name the address of a PrometheusSink",
+        ) from error
+
+
+def _added_up(samples: Callable[[str], list[tuple[dict[str, str], float]]]) -> dict[str, Any]:
+    """The form of `Tally.snapshot`, from the samples of a family by its name."""
     rows: dict[tuple[str, ...], dict[str, Any]] = {}
     for field, (family, _) in _ROWS.items():
         for labels, value in samples(family):

@@ -138,6 +138,11 @@ def test_people_see_the_step_and_its_candidates(ostinato_command: Command, capsy
     assert "NOT_UNIFORM" in out and "LATER_IN_ORDER" in out
 
 
+def test_a_short_model_needs_no_context_to_be_named(explained: Callable[..., dict[str, Any]]) -> None:
+    found = explained("--decode", "2", "--max-model-len", "64")
+    assert found["step"]["decisions"][0]["runtime_mode"] == "FULL"
+
+
 LIMITS = ["--max-num-reqs", "2", "--max-num-tokens", "32", "--max-model-len", "64", "--context", "9"]
 
 

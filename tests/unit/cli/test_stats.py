@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -35,6 +37,8 @@ EVENTS: list[Event] = [
     StepFinished(**PADDED, seconds=0.5),
     RequestPreempted(request_id="a", computed_tokens=3),
 ]
+
+STEPS_METRIC = b"# TYPE ostinato_steps_total counter\nostinato_steps_total 1\n"
 
 
 @pytest.fixture
@@ -133,6 +137,13 @@ def server() -> Iterator[Callable[[int, bytes], str]]:
         (200, b"<html>hello</html>", "gives no metrics"),
         (200, b"theirs_total 1.0\n", "no metrics of Ostinato"),
         (200, b"\xff\xfe", "gives no answer"),
+        (200, b"# TYPE ostinato_steps_total counter\nostinato_steps_total NaN\n", "other metrics than"),
+        (200, STEPS_METRIC + b"# TYPE ostinato_keys gauge\nostinato_keys 1\n", "other metrics than"),
+        (
+            200,
+            STEPS_METRIC + b"# TYPE ostinato_key_hits_total counter\nostinato_key_hits_total 1\n",
+            "other metrics than",
+        ),
     ],
 )
 def test_a_page_that_is_no_endpoint(
@@ -159,7 +170,16 @@ def test_nobody_answers(ostinato_command: Command, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "cannot be read"), (b"{}\n", "line 1 of"), (b"\xff\n", "cannot be read"), (b"steps\n", "is no event")],
+    [
+        (None, "cannot be read"),
+        (b"{}\n", "line 1 of"),
+        (b"\xff\n", "cannot be read"),
+        (b"steps\n", "is no event"),
+        (b"[" * 100_000 + b"\n", "is no event"),
+        (b'{"event": "Steps", "buckets": [%s]}\n' % json.dumps({**PADDED, "hits": 1e999}).encode(), "is no event"),
+        (b'{"event": "KeysPlanned", "keys": [5], "largest_tokens": 1}\n', "keys is [5]"),
+        (b'{"event": "StepDispatched", "runtime_mode": 7}\n', "runtime_mode is 7"),
+    ],
 )
 def test_a_file_that_is_none(
     tmp_path: Path,
@@ -173,6 +193,29 @@ def test_a_file_that_is_none(
         path.write_bytes(content)
     assert ostinato_command("stats", str(path)) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_page_that_never_ends(
+    ostinato_command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Endless(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, into: Any) -> int:
+            now[0] += 1.0  # each part comes in time
+            into[:2] = b"#\n"
+            return 2
+
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("urllib.request.urlopen", lambda url, timeout: io.BufferedReader(Endless()))
+    assert ostinato_command("stats", "http://127.0.0.1/metrics") == 2
+    assert "timed out" in capsys.readouterr().err and now[0] < 20
+    now[0] = -math.inf
+    monkeypatch.setattr(module, "_MOST_BYTES", 100)
+    assert ostinato_command("stats", "http://127.0.0.1/metrics") == 2
+    assert "more than 100 bytes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "inf", "nan"])

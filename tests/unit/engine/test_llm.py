@@ -495,6 +495,36 @@ def test_a_closed_engine(tiny_dir: Callable[[str], Path]) -> None:
             call()
 
 
+def test_close_waits_for_a_step_on_another_thread(
+    tiny_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = LLM(str(tiny_dir("llama")), **SETTINGS)
+    is_in_step, may_go_on = threading.Event(), threading.Event()
+    launch = Executor.launch
+
+    def slowly(self: Executor, *args: Any) -> Any:
+        is_in_step.set()
+        assert may_go_on.wait(30)
+        return launch(self, *args)
+
+    monkeypatch.setattr(Executor, "launch", slowly)
+    updates: list[Any] = []
+    engine.add_request([1, 2, 3], SamplingParams(max_tokens=1, ignore_eos=True))
+    step = threading.Thread(target=lambda: updates.extend(engine.step()))
+    step.start()
+    assert is_in_step.wait(30)
+    close = threading.Thread(target=engine.close)
+    close.start()
+    close.join(0.2)
+    assert close.is_alive(), "it took the engine away from under a step"
+    may_go_on.set()
+    step.join(30)
+    close.join(30)
+    assert [(update.finish_reason, update.error) for update in updates] == [(FinishReason.LENGTH, None)]
+    with pytest.raises(ClosedError):
+        engine.stats()
+
+
 @pytest.mark.parametrize("mode", ["none", "full_and_piecewise"])
 def test_close_gives_weights_cache_and_graphs_back(tiny_dir: Callable[[str], Path], mode: str) -> None:
     engine = LLM(str(tiny_dir("llama")), mode=mode, **SETTINGS)

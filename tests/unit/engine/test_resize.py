@@ -15,6 +15,7 @@ from ostinato import LLM
 from ostinato.engine.execution import SizeSuggestion
 from ostinato.engine.loop import RequestUpdate
 from ostinato.engine.request import SamplingParams
+from ostinato.engine.scheduler import BatchShaper
 from ostinato.errors import CaptureError, ClosedError, ConfigError, RuntimeStateError
 from ostinato.telemetry import JsonLinesSink, StepDispatched, read_json_lines
 from ostinato.testing.tiny_models import write_tiny_model
@@ -193,3 +194,16 @@ def test_a_load_above_the_ceiling_is_told_once(model: str) -> None:
         llm._executor.graphed.counters.reset()  # type: ignore[union-attr]
         llm.generate([[n] for n in range(1, 6)], SamplingParams(max_tokens=60, ignore_eos=True))
         assert "OVER_LARGEST" not in llm.stats()["dispatch"]["by_reason"]
+
+
+def test_batches_are_shaped_toward_the_new_sizes(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    followed: list[dict[str, list[int]]] = []
+    follow = BatchShaper.follow
+    monkeypatch.setattr(BatchShaper, "follow", lambda self, **sizes: (followed.append(sizes), follow(self, **sizes))[1])
+    with LLM(model, shape_batches=True, **SETTINGS) as llm:
+        serve(llm, between={})
+        suggestion = llm.suggest_sizes(**DRIFTED)
+        assert suggestion.has_changes
+        llm.apply_sizes(suggestion)
+        assert followed == [{"decode_sizes": [1, 8], "token_sizes": [4, 32]}, llm._require_open().bucket_sizes()]
+        assert followed[0] != followed[1]

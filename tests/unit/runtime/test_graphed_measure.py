@@ -203,7 +203,10 @@ def test_out_of_order_and_bad_budgets(ready):
     with Graphed(lambda x: x * 2, example=(X,), config=GraphConfig(sizes=(4,))) as graphed:
         with pytest.raises(RuntimeStateError, match="measure"):
             graphed.measure()
-        for budget in (0, -1.0, float("nan"), float("inf")):
+        for costs in ([], "costs.json"):
+            with pytest.raises(ConfigError, match="costs is a"):
+                graphed.use_costs(costs)
+        for budget in (0, -1.0, float("nan"), float("inf"), "1", None):
             with pytest.raises(ConfigError, match="budget_seconds"):
                 graphed.measure(budget_seconds=budget)
     with pytest.raises(ClosedError):

@@ -7,6 +7,8 @@ import torch
 
 from ostinato.errors import ConfigError, HostSyncError, RuntimeStateError, TensorReboundError
 from ostinato.runtime import GraphConfig, Graphed, LiveBatch, Reason, RuntimeMode, graph_break
+from ostinato.runtime.qualify import Qualifier
+from ostinato.runtime.qualify.shadow import Shadow
 from ostinato.telemetry import CaptureFailed, GraphClosed, KeysPlanned, MemorySink
 
 X = torch.arange(48.0).reshape(24, 2)
@@ -327,3 +329,31 @@ def test_the_suggestion_of_a_callable_can_be_applied(ready):
         graphed(X[:10])
     assert not graphed.suggest_sizes(min_steps=40).has_changes
     assert_like_eager(graphed)
+
+
+def test_who_looks_at_the_graphs_meanwhile_sees_those_that_there_were(ready):
+    graphed = ready(net, X, sizes=(2, 8, 24))
+    plans = graphed.plans
+    before = list(plans)
+    guards = iter(graphed._captured._guards.values())
+    next(guards)
+    graphed.resize(sizes=(3, 24))
+    assert list(plans) == before and list(graphed.plans) != before
+    assert len(list(guards)) == len(before) - 1
+    plans = graphed.plans
+    graphed.release()
+    assert [key.num_tokens for key in plans] == [24, 3] and not graphed.plans
+
+
+def test_a_step_that_waited_for_the_shadow_to_go_goes_on():
+    class ClosesMeanwhile:
+        def __enter__(self):
+            qualifier.drop()
+
+        def __exit__(self, *error):
+            pass
+
+    qualifier = Qualifier(None, lock=ClosesMeanwhile(), quarantine=None)
+    qualifier.shadow = Shadow(1, owner=None, wrapped=None, is_bitwise=True)
+    qualifier.finish_shadow()
+    assert qualifier.shadow is None

@@ -124,6 +124,20 @@ def test_the_states_of_keys_follow_a_change_of_sizes():
     assert counters.snapshot()["keys"]["waiting"] == 1
 
 
+def test_a_key_may_retire_while_a_snapshot_is_taken():
+    counters = DispatchCounters()
+
+    class Hits(dict):
+        def __missing__(self, key):  # as another thread would
+            counters.emit(GraphClosed(key=key, reason="retired"))
+            return 0
+
+    counters.emit(KeysPlanned(keys=("b", "a"), largest_tokens=8))
+    counters.key_hits = Hits()
+    told = counters.snapshot()
+    assert told["never_hit"] == ["b", "a"] and told["keys"]["waiting"] == 2
+
+
 @given(st.lists(STEPS), st.integers(0, 20))
 def test_what_two_have_counted_adds_up_to_what_one_counts(steps, cut):
     whole, first, second = DispatchCounters(), DispatchCounters(), DispatchCounters()

@@ -155,7 +155,16 @@ def test_no_step_is_lost_between_threads(tmp_path):
     assert read_json_lines(path.open(encoding="utf-8")).dispatch.steps == 20_000
 
 
-@pytest.mark.parametrize("bad", [{"interval_s": 0}, {"interval_s": float("inf")}, {"capacity": 0}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"interval_s": 0},
+        {"interval_s": float("inf")},
+        {"interval_s": "1"},
+        {"capacity": 0},
+        {"capacity": None},
+    ],
+)
 def test_bad_settings(tmp_path, bad):
     with pytest.raises(ConfigError, match=next(iter(bad))):
         JsonLinesSink(tmp_path / "x", **bad)
@@ -164,8 +173,12 @@ def test_bad_settings(tmp_path, bad):
 def test_an_unwritable_path_is_found_when_it_is_made(tmp_path):
     with pytest.raises(ConfigError, match="cannot be written"):
         JsonLinesSink(tmp_path / "nowhere" / "events.jsonl")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        JsonLinesSink(tmp_path)
+    for path in (tmp_path, str(tmp_path / "a\0b")):
+        with pytest.raises(ConfigError, match="cannot be written"):
+            JsonLinesSink(path)
+    for target in (None, 5, b"events.jsonl"):
+        with pytest.raises(ConfigError, match="target is a"):
+            JsonLinesSink(target)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ Called between steps by `LLM`, which has read the step in flight by then.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from ostinato.engine.execution.executor import Executor
 from ostinato.runtime import CostTable, GraphKey, LiveBatch, TrafficHistogram, next_to_capture
 
 __all__ = ["BackgroundCapture"]
+
+logger = logging.getLogger("ostinato")
 
 _FIRST_GUESS_SECONDS: Final = 0.5  # of a capture, before one was timed: kernels are compiled in it
 _SAFETY: Final = 2.0  # times what a capture took on average, for one that takes longer
@@ -52,6 +55,8 @@ class BackgroundCapture:
         self.num_failed = 0
         self.seconds = 0.0
         """In all captures."""
+        self.stopped_by: str | None = None
+        """Why no more is captured beside requests, if it is so."""
 
     @property
     def num_pending(self) -> int:
@@ -67,7 +72,7 @@ class BackgroundCapture:
         """
         now = self._clock()
         self._count_idle(now, is_idle=is_idle)
-        if not self.num_pending:
+        if self.stopped_by is not None or not self.num_pending:
             return False
         if is_idle:
             return True
@@ -101,6 +106,11 @@ class BackgroundCapture:
             self._spent_seconds += seconds
         return key if is_captured else None
 
+    def stop(self, error: Exception) -> None:
+        """A capture raised what is not its key's own fault: the next would, too. Steps go on without."""
+        self.stopped_by = f"{type(error).__name__}: {error}"
+        logger.error("no more graphs are captured in the background: %s", self.stopped_by)
+
     @property
     def expected_seconds(self) -> float:
         """What the next capture may take."""
@@ -108,12 +118,13 @@ class BackgroundCapture:
         return _SAFETY * self.seconds / done if done else _FIRST_GUESS_SECONDS
 
     def to_dict(self) -> dict[str, Any]:
-        """``{"pending", "captured", "failed", "seconds"}``."""
+        """``{"pending", "captured", "failed", "seconds", "stopped_by"}``."""
         return {
             "pending": self.num_pending,
             "captured": self.num_captured,
             "failed": self.num_failed,
             "seconds": round(self.seconds, 4),
+            "stopped_by": self.stopped_by,
         }
 
     def _count_idle(self, now: float, *, is_idle: bool) -> None:

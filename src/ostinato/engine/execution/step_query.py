@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from ostinato.engine.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.runtime import LiveBatch
 
 __all__ = ["StepQuery"]
+
+_CONTEXT_TOKENS: Final = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +22,7 @@ class StepQuery:
     Attributes:
         num_decodes: requests in decode.
         num_prefill_tokens: tokens of one prompt, or of as few as the model's length allows.
-        context_tokens: of the longest decode.
+        context_tokens: of the longest decode; None: 256, or as many as the model's length allows.
 
     Raises:
         ConfigError: a number is out of range, or there is nothing to run.
@@ -27,11 +30,13 @@ class StepQuery:
 
     num_decodes: int = 0
     num_prefill_tokens: int = 0
-    context_tokens: int = 256
+    context_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name, low in (("num_decodes", 0), ("num_prefill_tokens", 0), ("context_tokens", 1)):
             value = getattr(self, name)
+            if value is None and name == "context_tokens":
+                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < low:
                 raise ConfigError(f"a step cannot have {name} {value!r}", fix=f"use a whole number from {low} on")
         if not self.num_decodes and not self.num_prefill_tokens:
@@ -52,9 +57,8 @@ class StepQuery:
         num_prompts = -(-self.num_prefill_tokens // config.max_model_len)
         num_reqs = self.num_decodes + num_prompts
         num_tokens = self.num_decodes * tokens_a_decode + self.num_prefill_tokens
-        context = max(
-            self.context_tokens if self.num_decodes else 1, min(self.num_prefill_tokens, config.max_model_len)
-        )
+        longest = min(_CONTEXT_TOKENS, config.max_model_len) if self.context_tokens is None else self.context_tokens
+        context = max(longest if self.num_decodes else 1, min(self.num_prefill_tokens, config.max_model_len))
         for what, asked, name in (
             ("requests", num_reqs, "max_num_reqs"),
             ("tokens", num_tokens, "max_num_batched_tokens"),

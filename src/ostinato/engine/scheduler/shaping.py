@@ -25,8 +25,7 @@ class BatchShaper:
     """
 
     def __init__(self, *, decode_sizes: Collection[int], token_sizes: Collection[int]) -> None:
-        self._decode_sizes = sorted(set(decode_sizes))
-        self._token_sizes = sorted(set(token_sizes))
+        self.follow(decode_sizes=decode_sizes, token_sizes=token_sizes)
         self._has_waited: Request | None = None  # first in line, where it is not admitted by its own fault
         self._last_now: float | None = None
         self._step_seconds = 0.0
@@ -34,6 +33,11 @@ class BatchShaper:
         """Requests that waited a step so far."""
         self.num_cut_chunks = 0
         """Chunks that were ended on a bucket so far."""
+
+    def follow(self, *, decode_sizes: Collection[int], token_sizes: Collection[int]) -> None:
+        """These sizes are captured from now on."""
+        self._decode_sizes = sorted(set(decode_sizes))
+        self._token_sizes = sorted(set(token_sizes))
 
     def begin_step(self, now: float | None) -> None:
         """A step is scheduled at ``now``, in seconds of the clock of deadlines; None if no request has one."""

@@ -46,7 +46,14 @@ def read_costs(path: Path | str, *, origin: Mapping[str, str]) -> dict[str, Cost
                 expected=here,
                 got=there,
             )
-    return {name: CostTable.from_dict(entries) for name, entries in tables.items()}
+    try:
+        return {name: CostTable.from_dict(entries) for name, entries in tables.items()}
+    except ConfigError as error:
+        raise ConfigError(
+            f"{path} is no file of measured costs: {error.message}",
+            fix="name another file, or remove it",
+            **error.context,
+        ) from error
 
 
 def write_costs(path: Path | str, tables: Mapping[str, CostTable], *, origin: Mapping[str, str]) -> None:
@@ -84,6 +91,6 @@ def _read(path: Path) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", fix="name a readable JSON file") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}", fix="mend the file, or remove it") from error
     return document if isinstance(document, dict) else {}

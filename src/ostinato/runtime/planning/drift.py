@@ -124,7 +124,8 @@ def suggest_sizes(
     Raises:
         ConfigError: a threshold that is none.
     """
-    if min_steps < 1 or not 0 <= min_saved_percent < 100:
+    are_numbers = isinstance(min_steps, int) and isinstance(min_saved_percent, int | float)
+    if not are_numbers or min_steps < 1 or not 0 <= min_saved_percent < 100:
         raise ConfigError(
             f"min_steps={min_steps!r}, min_saved_percent={min_saved_percent!r}",
             fix="use 1 step or more, and a percentage from 0 to below 100",

@@ -90,7 +90,8 @@ class Qualifier:
         """Compare the step that the shadow has kept, if any."""
         if self.shadow is not None:
             with self._lock, torch.no_grad():
-                verdict = self.shadow.finish()
+                shadow = self.shadow  # it may have gone while the lock was waited for
+                verdict = None if shadow is None else shadow.finish()
             if verdict is not None:
                 self._quarantine(verdict.key, found_by="shadow", what=verdict.what, where=verdict.where)
 

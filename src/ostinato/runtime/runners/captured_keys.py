@@ -1,6 +1,7 @@
 """`CapturedKeys`: the plans of one callable by key, and the guards that stand before each.
 
-Owns both until they are dropped. Which key a step takes is the dispatcher's business. Called by the facade.
+Owns both until they are dropped. Changed under the step lock and read without it, so its dicts are replaced, never
+changed. Which key a step takes is the dispatcher's business. Called by the facade.
 """
 
 from __future__ import annotations
@@ -29,17 +30,19 @@ class CapturedKeys:
 
     @property
     def plans(self) -> Mapping[GraphKey, CapturedPlan]:
-        """By key, largest first."""
+        """By key, largest first; as they are now."""
         return self._plans
 
     def add(self, key: GraphKey, plan: CapturedPlan) -> None:
         """Take a plan over."""
-        self._plans[key] = plan
+        self._plans = {**self._plans, key: plan}
 
     def drop(self, key: GraphKey) -> None:
         """Give back the plan of ``key``, if there is one, and what its guards kept. `watch` must follow."""
-        plan = self._plans.pop(key, None)
-        self._guards.pop(key, None)
+        plans, guards = dict(self._plans), dict(self._guards)
+        plan = plans.pop(key, None)
+        guards.pop(key, None)
+        self._plans, self._guards = plans, guards
         if plan is not None:
             plan.close()
 
@@ -56,6 +59,7 @@ class CapturedKeys:
             state: places that it is said to read.
             known: addresses of memory that is guarded otherwise.
         """
+        added: dict[GraphKey, PlanGuards] = {}
         for key, plan in self._plans.items():
             if key in self._guards:
                 continue  # what it read is known no more, and guarded already
@@ -63,7 +67,8 @@ class CapturedKeys:
             if self._level != "off":
                 watched = watch_tensors(plan.externals, places, state=state, known=known)
             plan.externals.clear()
-            self._guards[key] = PlanGuards(str(key), watched, level=self._level)
+            added[key] = PlanGuards(str(key), watched, level=self._level)
+        self._guards = {**self._guards, **added}
         for guards in self._guards.values():
             guards.settle()
 
@@ -90,7 +95,6 @@ class CapturedKeys:
 
     def clear(self) -> None:
         """Give all graphs back, and what the guards kept."""
-        for plan in self._plans.values():
+        plans, self._plans, self._guards = self._plans, {}, {}
+        for plan in plans.values():
             plan.close()
-        self._plans.clear()
-        self._guards.clear()

@@ -104,9 +104,9 @@ def test_the_traffic_decides_which_is_next() -> None:
 def test_progress_is_told_and_failures_are_not_tried_again() -> None:
     executor, background = make(4, 2)
     executor.failing = {4}
-    assert background.to_dict() == {"pending": 2, "captured": 0, "failed": 0, "seconds": 0.0}
+    assert background.to_dict() == {"pending": 2, "captured": 0, "failed": 0, "seconds": 0.0, "stopped_by": None}
     assert background.capture_next(is_idle=True) is None
     assert background.capture_next(is_idle=True) == decode(2)
-    assert background.to_dict() == {"pending": 0, "captured": 1, "failed": 1, "seconds": 0.2}
+    assert background.to_dict() == {"pending": 0, "captured": 1, "failed": 1, "seconds": 0.2, "stopped_by": None}
     assert background.capture_next(is_idle=True) is None
     assert not is_due(background, is_idle=True)

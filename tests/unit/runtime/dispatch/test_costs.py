@@ -148,6 +148,7 @@ ENTRY = {"query_len": None, "kv_tier": None, "way": "eager", "ms": {"1": 1.0}}
     [
         "",
         "[]",
+        "[" * 100_000,
         "{}",
         '{"origin": {}}',
         json.dumps({"origin": HERE, "tables": {"fx": {}}}),
@@ -163,7 +164,7 @@ ENTRY = {"query_len": None, "kv_tier": None, "way": "eager", "ms": {"1": 1.0}}
 def test_what_is_no_such_file(tmp_path, text):
     path = tmp_path / "costs.json"
     path.write_text(text)
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"costs\.json"):
         read_costs(path, origin=HERE)
 
 

@@ -132,7 +132,16 @@ def test_the_sizes_of_keys():
     assert suggest_sizes(PlannedSizes.of([]), {}, limits=LIMITS).reason == "no sizes are captured"
 
 
-@pytest.mark.parametrize("bad", [{"min_steps": 0}, {"min_saved_percent": -1}, {"min_saved_percent": 100}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"min_steps": 0},
+        {"min_steps": "1"},
+        {"min_saved_percent": -1},
+        {"min_saved_percent": 100},
+        {"min_saved_percent": None},
+    ],
+)
 def test_thresholds_that_are_none(bad):
     with pytest.raises(ConfigError, match=next(iter(bad))):
         suggest_sizes(PlannedSizes(decode=(4,)), {}, limits=LIMITS, **bad)
