@@ -93,6 +93,10 @@ def explain(
     )
     names = [partition] if partitions is None else [name.strip() for name in partitions.split(",")]
     configs = [dataclasses.replace(config, partition=name) for name in names]
+    if partitions is not None and not measure:
+        raise ConfigError("--partitions compares what was measured", fix="add --measure")
+    if context is not None and asked is None:
+        raise ConfigError("--context belongs to a step", fix="add --decode, --prefill or --mixed")
     from ostinato.cli.progress import progress_on_stderr
     from ostinato.engine.execution.explain import explain_modes
 

@@ -51,7 +51,7 @@ def stats(
 
 
 def _read(source: str) -> dict[str, Any]:
-    if source.startswith(("http://", "https://")):
+    if source.lower().startswith(("http://", "https://")):
         return read_metrics(_fetched(source), name=source)
     try:
         with open(source, encoding="utf-8") as file:

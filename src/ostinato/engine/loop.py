@@ -8,7 +8,7 @@ nobody sees.
 What goes wrong ends as little as it can, with a typed error in the last update of each request that it ends: a
 request alone (its logits, its text), the requests of a step that fails, or all, when the device or the books cannot
 be trusted any more. `step` raises none of it. An interrupt (KeyboardInterrupt) does leave `step`; the same step is
-then scheduled again.
+then scheduled again, unless it came just while tokens were entered and handed out: that ends the engine.
 """
 
 from __future__ import annotations
@@ -323,8 +323,14 @@ class EngineLoop:
                 if failed is not None and not request.is_finished:
                     self._scheduler.finish(request, FinishReason.ERROR, failed)
                     self._deliver_last(request, FinishReason.ERROR, failed)
-        self._scheduler.complete(batch, result.chosen)
-        self._hand_out(batch, result)
+        try:
+            self._scheduler.complete(batch, result.chosen)
+            self._hand_out(batch, result)
+        except Exception:
+            raise
+        except BaseException as error:  # some have their token and some do not: better no answer than a wrong one
+            self._die(error)
+            raise
 
     def _hand_out(self, batch: ScheduledBatch, result: SampleResult) -> None:
         """Deliver a step's tokens. Requests that are not watched are looked at only where one may be the last."""
@@ -374,7 +380,7 @@ class EngineLoop:
             StepFailed(error=str(failed), num_reqs=batch.num_reqs, num_in_a_row=self._num_failed_in_a_row),
         )
 
-    def _die(self, error: Exception) -> None:
+    def _die(self, error: BaseException) -> None:
         """End every request; nothing is run from here on."""
         self._dead = dead = engine_dead(error)
         self._in_flight.clear()

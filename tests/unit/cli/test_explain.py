@@ -143,7 +143,7 @@ def test_a_short_model_needs_no_context_to_be_named(explained: Callable[..., dic
     assert found["step"]["decisions"][0]["runtime_mode"] == "FULL"
 
 
-LIMITS = ["--max-num-reqs", "2", "--max-num-tokens", "32", "--max-model-len", "64", "--context", "9"]
+LIMITS = ["--max-num-reqs", "2", "--max-num-tokens", "32", "--max-model-len", "64"]
 
 
 def test_costs_are_measured_kept_and_read(
@@ -196,6 +196,8 @@ def test_costs_that_are_not_there(ostinato_command: Command, capsys: Capture, mo
     [
         (["--mode", "piecewize"], "OST101", "unknown mode 'piecewize'"),
         (["--partition", "fxx"], "OST101", "unknown partition 'fxx'"),
+        (("--partitions", "fx,breakable"), "OST100", "add --measure"),
+        (("--context", "64"), "OST100", "belongs to a step"),
         (["--compile", "gcc"], "OST101", "unknown compile 'gcc'"),
         (["--attention", "flash"], "OST101", "unknown attention 'flash'"),
         (["--draft-length", "-1"], "OST100", "draft_length is -1"),

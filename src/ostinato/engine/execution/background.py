@@ -94,7 +94,7 @@ class BackgroundCapture:
             graphed.plans,
             decode=self._traffic["decode"] + Counter(counters.decode_sizes),
             mixed=self._traffic["mixed"] + Counter(counters.mixed_sizes),
-            saved_ms=None if costs is None else partial(_saved_ms, costs),
+            step_ms=None if costs is None else partial(_step_ms, costs),
         )
         began = self._clock()
         is_captured = self._executor.capture_late(key)
@@ -135,13 +135,13 @@ class BackgroundCapture:
             self._idle_since = None
 
 
-def _saved_ms(costs: CostTable, key: GraphKey) -> float:
-    """What a step of just the size of ``key`` saves by its graph; an unmeasured one a millisecond, as launches do."""
+def _step_ms(costs: CostTable, graph: GraphKey | None, like: GraphKey, size: int) -> float | None:
+    """What a step of ``size`` takes by ``graph``, or eagerly, of the kind of ``like``; None where nobody knows."""
+    query_len = like.uniform_query_len
     live = LiveBatch(
-        num_tokens=key.num_tokens,
-        num_reqs=key.num_reqs,
-        uniform_query_len=key.uniform_query_len,
-        context_tokens=key.kv_tier,
+        num_tokens=size * (query_len or 1),
+        num_reqs=size if query_len is not None else like.num_reqs and min(like.num_reqs, size),
+        uniform_query_len=query_len,
+        context_tokens=like.kv_tier,
     )
-    eager, graph = costs.cost_ms(live, None), costs.cost_ms(live, key)
-    return 1.0 if eager is None or graph is None else eager - graph
+    return costs.cost_ms(live, graph)

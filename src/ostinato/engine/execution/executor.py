@@ -130,7 +130,7 @@ class Executor:
             self._planner.reserve(self._shape)
         try:
             self._token_counts = allocate_counts(config.max_num_reqs, model.vocab_size, loaded.device)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:  # torch.OutOfMemoryError is one; a CPU raises no other
             fix = f"lower max_num_reqs: each request takes {2 * model.vocab_size:,} bytes"
             raise OutOfMemoryError("the token counts that penalties look up do not fit", fix=fix) from error
         self._logits: Tensor | None = None  # of full graphs

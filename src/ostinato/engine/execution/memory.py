@@ -201,4 +201,5 @@ def _device_view(device: torch.device) -> DeviceView | None:
 
 
 def _mib(num_bytes: int) -> str:
-    return f"{max(num_bytes, 0) / 2**20:,.1f} MiB"
+    num_bytes = max(num_bytes, 0)
+    return f"{num_bytes / 2**20:,.1f} MiB" if num_bytes >= 2**20 or not num_bytes else f"{num_bytes / 2**10:,.1f} KiB"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, OutOfMemoryError
 from ostinato.runtime.memory.mapped import MappedRange, can_map, granule_bytes
 
 __all__ = ["ReservedRegions"]
@@ -59,7 +59,12 @@ class ReservedRegions:
             else:  # a host's system puts pages behind addresses by itself, as they are touched
                 self.granule_bytes, self.region_bytes = 1, region_bytes
                 self.backed_bytes = 0 if self.is_lazy else region_bytes
-                self._whole = torch.zeros(num_regions, region_bytes, dtype=torch.uint8, device=device)
+                try:
+                    self._whole = torch.zeros(num_regions, region_bytes, dtype=torch.uint8, device=device)
+                except RuntimeError as error:  # torch.OutOfMemoryError is one; a CPU raises no other
+                    raise OutOfMemoryError(
+                        f"{device} does not have {num_regions * region_bytes:,} bytes", fix="reserve less"
+                    ) from error
 
     @staticmethod
     def can_be_lazy(device: torch.device) -> bool:

@@ -12,6 +12,12 @@ from ostinato.runtime.keys import GraphKey
 
 __all__ = ["next_to_capture"]
 
+StepMs = Callable[[GraphKey | None, GraphKey, int], float | None]
+
+# Where nothing was measured: launches cost an eager step several times what a graph of one row takes, and a row a
+# hundredth of it; of the order that a small model has on a large GPU.
+_GRAPH, _EAGER, _ROW = 1.0, 6.0, 0.01
+
 
 def next_to_capture(
     pending: Sequence[GraphKey],
@@ -19,32 +25,38 @@ def next_to_capture(
     *,
     decode: Mapping[int, int],
     mixed: Mapping[int, int],
-    saved_ms: Callable[[GraphKey], float] | None = None,
+    step_ms: StepMs | None = None,
 ) -> GraphKey:
-    """The pending key with the largest benefit: steps that it would serve, times what each would save.
+    """The pending key that saves most: over all steps that fit it, what each would take less than it takes now.
 
     Args:
         pending: planned keys without graphs; at least one.
-        captured: those with graphs. A step that a captured bucket of its kind holds gains nothing here.
+        captured: those with graphs: a step that fits one of its kind takes the smallest, padded; others run eagerly.
         decode: requests of decode steps -> steps so far.
         mixed: tokens of all other steps -> steps so far.
-        saved_ms: what a step saves by the graph of a key; None: all the same.
+        step_ms: (graph or None for eager, a key of the kind, live size) -> time of the step, None where it was not
+            measured; then, and without it, a rough guess counts.
     """
 
-    def rank(key: GraphKey) -> tuple[float, int, int]:
+    def cost(graph: GraphKey | None, like: GraphKey, size: int) -> float:
+        measured = None if step_ms is None else step_ms(graph, like, size)
+        if measured is not None:
+            return measured
+        return _EAGER + _ROW * size if graph is None else _GRAPH + _ROW * _size(graph)
+
+    def saved(key: GraphKey) -> float:
         steps = decode if key.uniform_query_len is not None else mixed
-        saved = 1.0 if saved_ms is None else max(saved_ms(key), 0.0)
-        return _unserved(key, captured, steps) * saved, key.num_tokens, key.kv_tier or 0
+        others = sorted(
+            (k for k in captured if k.kind == key.kind and (k.kv_tier or 0) >= (key.kv_tier or 0)), key=_size
+        )
+        total = 0.0
+        for size, count in steps.items():
+            if size <= _size(key):
+                now = next((k for k in others if _size(k) >= size), None)
+                total += count * max(0.0, cost(now, key, size) - cost(key, key, size))
+        return total
 
-    return max(pending, key=rank)
-
-
-def _unserved(key: GraphKey, captured: Collection[GraphKey], steps: Mapping[int, int]) -> int:
-    """Steps that ``key`` would hold and no graph of its kind holds, padded or not."""
-    size = _size(key)
-    others = [_size(k) for k in captured if k.kind == key.kind and (k.kv_tier or 0) >= (key.kv_tier or 0)]
-    largest = max(others, default=0)
-    return sum(count for live, count in steps.items() if largest < live <= size)
+    return max(pending, key=lambda key: (saved(key), key.num_tokens, key.kv_tier or 0))
 
 
 def _size(key: GraphKey) -> int:

@@ -94,7 +94,7 @@ def test_the_traffic_decides_which_is_next() -> None:
     executor, background = make(16, 8, 4)
     executor.graphed.counters.decode_sizes = {3: 100, 12: 1}
     executor.graphed.costs = SimpleNamespace(
-        cost_ms=lambda live, key: {16: 2.0, 8: 1.9, 4: 0.5}[live.num_tokens] if key is not None else 2.0
+        cost_ms=lambda live, key: {16: 2.0, 8: 1.9, 4: 0.5}[key.num_tokens] if key is not None else 2.0
     )
     assert background.capture_next(is_idle=True) == decode(4)
     executor.graphed.costs = None

@@ -50,12 +50,12 @@ def test_tokens_that_fit_follow_the_budget(loaded: LoadedModel, monkeypatch: pyt
 
 def test_a_budget_that_cannot_hold_one_request_names_the_knobs(loaded: LoadedModel) -> None:
     with pytest.raises(
-        OutOfMemoryError, match=r"128 KV tokens need .* MiB, and 0\.0 MiB of 1\.0 MiB are left"
+        OutOfMemoryError, match=r"128 KV tokens need .* KiB, and 0\.0 MiB of 1\.0 MiB are left"
     ) as caught:
         forecast_memory(loaded, budget_bytes=2**20)
     for knob in ("max_num_reqs", "decode_sizes or token_sizes", "max_model_len or kv_tokens", "dtype"):
         assert knob in caught.value.fix
-    assert caught.value.fix.count("MiB") == 4
+    assert caught.value.fix.count("KiB") == 4
 
 
 def test_what_was_asked_for_is_what_is_counted(loaded: LoadedModel) -> None:
