@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Runs the measurements that leave evidence on a GPU, by stages that take a few minutes each.
+#
+#   OUT=results bash benchmarks/evidence.sh decode memory     # some stages
+#   OUT=results bash benchmarks/evidence.sh                   # all of them
+#
+# PYTHON names an interpreter with torch (python3 by default); nothing needs to be installed. Each stage writes JSON files
+# with the usual names, and its log beside them; a stage that fails does not keep the others from running.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+python=${PYTHON:-python3} out=${OUT:?name a folder for the results}
+small=benchmarks/models/llama-3.2-1b large=benchmarks/models/llama-3.1-8b
+mkdir -p "$out"
+
+ostinato() { "$python" -m ostinato "$@"; }
+bench() { ostinato bench "$@" --load-format dummy --json "$out/"; }
+
+tests() { make test-gpu GPU_PYTHON="$python"; }
+decode() { bench decode --model $small --modes auto,none --no-profile; }
+decode_large() { bench decode --model $large --modes auto --no-profile; }
+prefill() { bench prefill --model $small --modes auto --no-profile && bench prefill --model $large --modes auto --no-profile; }
+segments() { bench segments --model $small; }
+surface() { bench surface --model $small; }
+startup() { bench startup --model $small --modes auto && bench startup --model $small --modes auto --capture background; }
+memory() { # three shapes: predicted, and measured on a whole engine
+    ostinato memory --model $small --load-format dummy --measure --json >"$out/memory_llama-3.2-1b.json" &&
+        ostinato memory --model $large --load-format dummy --measure --json >"$out/memory_llama-3.1-8b.json" &&
+        ostinato memory --model $small --load-format dummy --max-num-reqs 64 --max-model-len 2048 --mode piecewise \
+            --measure --json >"$out/memory_llama-3.2-1b_piecewise.json"
+}
+qualify() { ostinato qualify --model $small --load-format dummy --json >"$out/qualify_llama-3.2-1b.json"; }
+explain() { # what every way to run a step costs, and what is chosen
+    ostinato explain --model $small --load-format dummy --decode 29 --measure --partitions breakable,fx,inductor \
+        --json >"$out/explain_llama-3.2-1b.json"
+}
+growth() { "$python" benchmarks/growth.py --model $small --json "$out/"; }
+host() { "$python" benchmarks/host_step.py --json "$out/"; }
+
+all=(tests decode prefill memory startup qualify segments decode_large explain growth host surface)
+stages=("$@") failed=()
+[ ${#stages[@]} -eq 0 ] && stages=("${all[@]}")
+for stage in "${stages[@]}"; do
+    if ! declare -F "$stage" >/dev/null || [[ ! " ${all[*]} " == *" $stage "* ]]; then
+        echo "no stage $stage; there are: ${all[*]}" >&2
+        exit 2
+    fi
+done
+for stage in "${stages[@]}"; do
+    began=$SECONDS
+    "$stage" > >(tee "$out/$stage.log") 2>&1 || failed+=("$stage")
+    echo "== $stage: $((SECONDS - began)) s"
+done
+[ ${#failed[@]} -eq 0 ] || { echo "failed: ${failed[*]}" >&2; exit 1; }
