@@ -122,6 +122,6 @@ def test_a_start_that_finds_its_file_measures_nothing(
     costs = str(tmp_path / "costs.json")
     with LLM(str(model), device=DEVICE, costs=costs, **LIMITS) as first:
         assert first.costs is not None
-    monkeypatch.setattr("ostinato.engine.llm.measure_costs", None)
+    monkeypatch.setattr("ostinato.engine.execution.engine_graphs.measure_costs", None)
     with LLM(str(model), device=DEVICE, costs=costs, **LIMITS) as second:
         assert second.costs is not None and second.costs.samples

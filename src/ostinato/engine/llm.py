@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.execution import (
-    BackgroundCapture,
-    CaptureManifest,
     CostTable,
     Decision,
+    EngineGraphs,
     Executor,
     GraphKey,
     KeyReport,
@@ -32,9 +29,7 @@ from ostinato.engine.execution import (
     ResizeReport,
     SizeSuggestion,
     StepQuery,
-    StoredCosts,
     load_model,
-    measure_costs,
     qualify_steps,
 )
 from ostinato.engine.loop import EngineLoop, RequestUpdate
@@ -51,13 +46,10 @@ from ostinato.engine.request import (
 from ostinato.engine.scheduler import BatchShaper, Scheduler
 from ostinato.engine.text import Tokenizer
 from ostinato.engine.weights import ProgressReporter
-from ostinato.engine.weights.progress import reporting
 from ostinato.errors import ClosedError, ConfigError, RequestError, RuntimeStateError
 from ostinato.telemetry import EventBus, FailureCounters, LogSink, Sink
 
 __all__ = ["LLM"]
-
-logger = logging.getLogger("ostinato")
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -110,28 +102,10 @@ class LLM:
         assert self.config.max_num_reqs and self.config.max_num_batched_tokens and self.config.max_model_len
         self._max_model_len = self.config.max_model_len
         self._failures = FailureCounters()
-        stored = StoredCosts(self.config, loaded.device)
-        self.partition = stored.name
-        self._manifest: CaptureManifest | None = None
-        if self.config.manifest is not None:
-            self._manifest, why_empty = CaptureManifest.open(self.config, loaded.device)
-            self._reasons["manifest"] = why_empty or "used: what went wrong at the last start is left out"
-        self._executor = Executor(loaded, sinks=(self._failures, *sinks))
-        try:
-            graphed, manifest = self._executor.graphed, self._manifest
-            if manifest is not None:
-                graphed.leave_out(manifest.left_out(graphed.pending), why=f"says {self.config.manifest}")
-            if self.config.capture == "background":
-                self._executor.prepare_later(graph_bytes=0 if manifest is None else manifest.graph_bytes)
-            else:
-                keys = graphed.pending
-                with reporting(progress, "warm-up and capture", 2 * len(keys) or None, "graphs") as bar:
-                    self._executor.prepare(on_key=lambda _key: bar.advance(1))
-            if self.config.dispatch == "measured":
-                self._settle_costs(self._executor, stored, progress)
-        except BaseException:
-            self.close()
-            raise
+        self._graphs = EngineGraphs(loaded, sinks=(self._failures, *sinks), progress=progress)
+        self._executor = self._graphs.executor
+        self.partition = self._graphs.partition
+        self._reasons |= self._graphs.reasons
         allocator = PageAllocator(self._executor.num_pages, self.config.page_size)
         self._shaper = BatchShaper(**self._executor.bucket_sizes()) if self.config.shape_batches else None
         scheduler = Scheduler(
@@ -151,13 +125,10 @@ class LLM:
             overlap=bool(self.config.overlap),
             bus=bus,
         )
-        self._save_manifest()
         self._serial = itertools.count()
         self._updates = UpdateRouter(self._loop, self._require_open, bus=bus, lock=self._lock)
-        self._background: BackgroundCapture | None = None
-        if self.config.capture == "background":
-            traffic = None if self._manifest is None else self._manifest.traffic
-            self._background = BackgroundCapture(self._executor, share=self.config.capture_share, traffic=traffic)
+        self._background = self._graphs.background
+        if self._background is not None:
             self._updates.between_steps = self._capture_if_due
 
     # --- whole answers -------------------------------------------------------------------------
@@ -419,8 +390,7 @@ class LLM:
         """
         with self._lock:
             if self._executor is not None:
-                self._save_manifest()
-                self._executor.close()
+                self._graphs.close()
                 self._executor = None
 
     def __enter__(self) -> Self:
@@ -430,30 +400,6 @@ class LLM:
         self.close()
 
     # --- inside --------------------------------------------------------------------------------
-
-    def _save_manifest(self) -> None:
-        if self._manifest is None or self._executor is None:
-            return
-        self._manifest.learn(self._executor)
-        try:
-            self._manifest.save(Path(self.config.manifest or ""))
-        except (
-            ConfigError
-        ) as error:  # what it would save is a wait at the next start; the work at hand is not lost for it
-            logger.warning("%s", error)
-
-    @staticmethod
-    def _settle_costs(executor: Executor, stored: StoredCosts, progress: ProgressReporter | None) -> None:
-        if stored.table is not None:
-            executor.graphed.use_costs(stored.table)
-        elif executor.graphed.pending:
-            raise ConfigError(
-                "there are no measured costs, and no graphs yet to measure",
-                fix='name a file of costs that were measured before, or use capture="eager"',
-            )
-        elif executor.graphed.plans:
-            with reporting(progress, "measure costs", None, "turns") as bar:
-                stored.save(measure_costs(executor, on_step=lambda: bar.advance(1)))
 
     def _run_all(
         self,

@@ -2,6 +2,7 @@
 
 from ostinato.engine.execution.background import BackgroundCapture
 from ostinato.engine.execution.costs import StoredCosts, measure_costs
+from ostinato.engine.execution.engine_graphs import EngineGraphs
 from ostinato.engine.execution.examine import examine_steps
 from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.loading import LoadedModel, load_model
@@ -25,6 +26,7 @@ __all__ = [
     "CaptureManifest",
     "CostTable",
     "Decision",
+    "EngineGraphs",
     "Executor",
     "GraphKey",
     "KeyReport",

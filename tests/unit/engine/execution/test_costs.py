@@ -140,7 +140,9 @@ def test_costs_are_written_and_read_by_the_next_start(
     document = json.loads(path.read_text())
     assert list(document["tables"]) == ["breakable"] == [llm.partition]
     assert document["origin"]["model"] == model and document["origin"]["dtype"] == "float32"
-    monkeypatch.setattr("ostinato.engine.llm.measure_costs", None)  # a second measurement would fail
+    monkeypatch.setattr(
+        "ostinato.engine.execution.engine_graphs.measure_costs", None
+    )  # a second measurement would fail
     with LLM(model, costs=str(path), **SETTINGS) as llm:
         assert llm.costs is not None
         assert {(s.way, s.size) for s in llm.costs.samples} == {(s.way, s.size) for s in measured.samples}
@@ -166,7 +168,7 @@ def test_costs_of_another_device_are_refused_before_anything_is_captured(
     document["origin"]["hardware"] = "NVIDIA H200"
     path.write_text(json.dumps(document))
     before = path.read_bytes()
-    monkeypatch.setattr("ostinato.engine.llm.Executor", None)
+    monkeypatch.setattr("ostinato.engine.execution.engine_graphs.Executor", None)
     with pytest.raises(ForeignCostsError, match="hardware NVIDIA H200, and here it is"):
         LLM(model, costs=str(path), **SETTINGS)
     assert path.read_bytes() == before
@@ -175,7 +177,7 @@ def test_costs_of_another_device_are_refused_before_anything_is_captured(
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_captured(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ostinato.engine.llm.Executor", None)
+    monkeypatch.setattr("ostinato.engine.execution.engine_graphs.Executor", None)
     with pytest.raises(ConfigError, match="cannot be written"):
         LLM(model, costs=str(tmp_path / "none" / "costs.json"), **SETTINGS)
 

@@ -1,0 +1,103 @@
+"""`EngineGraphs`: an executor that is ready to serve, and what is done about its graphs besides running steps.
+
+The order of a start: what the last start says, the executor, capture now or later, costs. Afterwards it knows which
+graphs are still to come, and keeps for the next start what this one learned. Owned by `LLM`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from ostinato.engine.execution.background import BackgroundCapture
+from ostinato.engine.execution.costs import StoredCosts, measure_costs
+from ostinato.engine.execution.executor import Executor
+from ostinato.engine.execution.loading import LoadedModel
+from ostinato.engine.execution.manifest import CaptureManifest
+from ostinato.engine.weights import ProgressReporter
+from ostinato.engine.weights.progress import reporting
+from ostinato.errors import ConfigError
+from ostinato.telemetry import Sink
+
+__all__ = ["EngineGraphs"]
+
+logger = logging.getLogger("ostinato")
+
+
+class EngineGraphs:
+    """Opens an executor as its config asks.
+
+    Args:
+        loaded: from `load_model`.
+        sinks: receivers of telemetry events.
+        progress: told of warm-up, capture and measuring.
+
+    Raises:
+        ConfigError: a file of costs or the manifest cannot be used, or costs would have to be measured before there are
+            graphs.
+        ForeignCostsError, OutOfMemoryError: see `StoredCosts`, `Executor`.
+    """
+
+    def __init__(self, loaded: LoadedModel, *, sinks: Sequence[Sink], progress: ProgressReporter | None) -> None:
+        self._config = config = loaded.config
+        self._costs = StoredCosts(config, loaded.device)
+        self.partition = self._costs.name
+        """How pieces are made, as files of costs name it."""
+        self._manifest: CaptureManifest | None = None
+        self.reasons: dict[str, str] = {}
+        """Why things are as they are, by setting."""
+        if config.manifest is not None:
+            self._manifest, why_empty = CaptureManifest.open(config, loaded.device)
+            self.reasons["manifest"] = why_empty or "used: what went wrong at the last start is left out"
+        self.executor = Executor(loaded, sinks=sinks)
+        self.background: BackgroundCapture | None = None
+        """Captures what is pending; None where all was captured at first."""
+        try:
+            self._open(progress)
+        except BaseException:
+            self.executor.close()
+            raise
+        self._save()
+
+    def close(self) -> None:
+        """Keep what was learned, and give the executor's memory back."""
+        self._save()
+        self.executor.close()
+
+    def _open(self, progress: ProgressReporter | None) -> None:
+        config, manifest, executor = self._config, self._manifest, self.executor
+        graphed = executor.graphed
+        if manifest is not None:
+            graphed.leave_out(manifest.left_out(graphed.pending), why=f"says {config.manifest}")
+        if config.capture == "background":
+            executor.prepare_later(graph_bytes=0 if manifest is None else manifest.graph_bytes)
+            traffic = None if manifest is None else manifest.traffic
+            self.background = BackgroundCapture(executor, share=config.capture_share, traffic=traffic)
+        else:
+            with reporting(progress, "warm-up and capture", 2 * len(graphed.pending) or None, "graphs") as bar:
+                executor.prepare(on_key=lambda _key: bar.advance(1))
+        if config.dispatch == "measured":
+            self._settle_costs(progress)
+
+    def _settle_costs(self, progress: ProgressReporter | None) -> None:
+        graphed = self.executor.graphed
+        if self._costs.table is not None:
+            graphed.use_costs(self._costs.table)
+        elif graphed.pending:
+            raise ConfigError(
+                "there are no measured costs, and no graphs yet to measure",
+                fix='name a file of costs that were measured before, or use capture="eager"',
+            )
+        elif graphed.plans:
+            with reporting(progress, "measure costs", None, "turns") as bar:
+                self._costs.save(measure_costs(self.executor, on_step=lambda: bar.advance(1)))
+
+    def _save(self) -> None:
+        if self._manifest is None:
+            return
+        self._manifest.learn(self.executor)
+        try:
+            self._manifest.save(Path(self._config.manifest or ""))
+        except ConfigError as error:  # it would save time at the next start; nothing at hand is lost for it
+            logger.warning("%s", error)
