@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import logging
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +25,8 @@ _MINIMUM_GRANULARITY = 0
 _SUPPORTS_VIRTUAL_MEMORY = 102  # CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 _U64 = ctypes.c_uint64
+
+logger = logging.getLogger("ostinato")
 
 
 class _Location(ctypes.Structure):
@@ -61,15 +65,27 @@ class _Access(ctypes.Structure):
 
 
 def can_map(device: torch.device) -> bool:
-    """Whether ``device`` has addresses that are backed later."""
-    if device.type != "cuda" or torch.version.cuda is None:
-        return False
+    """Whether ``device`` has addresses that are backed later, and torch takes them: tried once."""
+    return device.type == "cuda" and torch.version.cuda is not None and _maps(_index(device))
+
+
+@functools.cache
+def _maps(index: int) -> bool:
     found = ctypes.c_int(0)
     try:
-        status = driver().cuDeviceGetAttribute(ctypes.byref(found), _SUPPORTS_VIRTUAL_MEMORY, _index(device))
-    except (OSError, AttributeError):
+        status = driver().cuDeviceGetAttribute(ctypes.byref(found), _SUPPORTS_VIRTUAL_MEMORY, index)
+        if status != 0 or found.value != 1:
+            return False
+        device = torch.device("cuda", index)
+        tried = MappedRange(2 * granule_bytes(device), device)
+        tried.back([0], tried.granule_bytes)
+        with torch.inference_mode(False):
+            tensor = torch.as_tensor(tried, device=device)
+            tensor[: tried.granule_bytes].fill_(1)
+            return int(tensor[:8].sum()) == 8 and tensor.data_ptr() == tried.address
+    except Exception as error:  # an old driver, a partitioned device: nothing is lost but the choice of when
+        logger.warning("memory is allocated at once on cuda:%d, since it cannot come later: %s", index, error)
         return False
-    return status == 0 and found.value == 1
 
 
 class MappedRange:

@@ -154,3 +154,32 @@ def test_what_the_driver_refuses_is_told(driver: Driver) -> None:
 
 def test_a_device_without_virtual_memory_is_known() -> None:
     assert not mapped.can_map(CPU)
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    mapped._maps.cache_clear()
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+
+def test_what_torch_does_not_take_is_not_used(
+    driver: Driver, fresh: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def attribute(found: Any, _which: int, _index: int) -> int:
+        found._obj.value = 1
+        return 0
+
+    def refuses(*_: Any, **__: Any) -> None:
+        raise RuntimeError("planted: no such pointer")
+
+    monkeypatch.setattr(driver, "cuDeviceGetAttribute", attribute, raising=False)
+    monkeypatch.setattr(torch, "as_tensor", refuses)
+    assert not ReservedRegions.can_be_lazy(torch.device("cuda", 0))
+    assert "planted: no such pointer" in caplog.text
+    mapped._maps.cache_clear()
+
+
+def test_a_driver_that_says_no_is_believed(driver: Driver, fresh: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "cuDeviceGetAttribute", lambda *_: 0, raising=False)
+    assert not mapped.can_map(torch.device("cuda", 0))
+    mapped._maps.cache_clear()
