@@ -452,7 +452,7 @@ class Graphed:
 
         Raises:
             RuntimeStateError: before `capture`.
-            ConfigError: the budget is not above 0.
+            ConfigError: the budget is not above 0, or a size is no bucket that is captured.
         """
         check_budget(budget_seconds)
         self._life.require_captured(self.keys, step="measure")

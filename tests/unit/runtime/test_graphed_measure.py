@@ -219,3 +219,11 @@ def test_a_table_of_ones_own():
         graphed.warm_up().capture()
         graphed.use_costs(table)
         assert graphed.explain(torch.ones(2, 2)).runtime_mode is RuntimeMode.FULL, "graphs were not measured"
+
+
+@pytest.mark.parametrize("sizes", [(3,), (4, 3), "4", 4])
+def test_sizes_that_are_no_buckets(ready, sizes):
+    graphed = ready(lambda x: x * 2, X, mode="full", sizes=(4, 8))
+    with pytest.raises(ConfigError, match=r"sizes is .*captured: \[4, 8\]"):
+        graphed.measure(sizes=sizes, budget_seconds=0.01)
+    assert graphed.costs is None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ostinato.errors import ConfigError
 from ostinato.runtime.config import GraphConfig
 from ostinato.runtime.dispatch import CostTable, Dispatcher, StepsToTime, measure_steps, steps_to_time
 from ostinato.runtime.qualify import Qualifier
@@ -38,6 +39,10 @@ class Measuring:
     ) -> CostTable:
         """The costs of the keys that may be used, captured all; see `Graphed.measure`."""
         keys = [key for key in self.captured.plans if self.dispatcher.usable(key)]
+        if sizes is not None:
+            there = {key.num_tokens for key in keys}
+            if isinstance(sizes, str | bytes) or not isinstance(sizes, Iterable) or not set(sizes) <= there:
+                raise ConfigError(f"sizes is {sizes!r}", fix=f"name buckets that are captured: {sorted(there)}")
         self.qualifier.finish_shadow()
         steps = steps or self._made_up()
         wrapped, config = self.runs.wrapped, self.config
