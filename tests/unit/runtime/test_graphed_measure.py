@@ -15,6 +15,8 @@ from ostinato.runtime import (
     RuntimeMode,
     Slot,
     graph_break,
+    read_costs,
+    write_costs,
 )
 from ostinato.runtime.steps import LiveSteps
 from ostinato.telemetry import MemorySink, StepDispatched
@@ -227,3 +229,15 @@ def test_sizes_that_are_no_buckets(ready, sizes):
     with pytest.raises(ConfigError, match=r"sizes is .*captured: \[4, 8\]"):
         graphed.measure(sizes=sizes, budget_seconds=0.01)
     assert graphed.costs is None
+
+
+def test_a_file_keeps_what_was_measured_to_the_last_digit(ready, tmp_path):
+    graphed = ready(lambda x: x * 2, X, mode="full", sizes=(4, 8))
+    thirds = iter(n / 30_000 + n * n / 7e9 for n in range(100_000))
+    table = graphed.measure(budget_seconds=0.01, clock=lambda: next(thirds))
+    write_costs(tmp_path / "costs.json", {"breakable": table}, origin={})
+    found = read_costs(tmp_path / "costs.json", origin={})["breakable"]
+    assert sorted(map(str, found.samples)) == sorted(map(str, table.samples))
+    for rows in range(1, 9):
+        live = LiveBatch(num_tokens=rows)
+        assert found.cost_ms(live, None) == table.cost_ms(live, None)

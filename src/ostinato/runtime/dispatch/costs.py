@@ -113,8 +113,8 @@ class CostTable:
                     "spread": {},
                 },
             )
-            entry["ms"][str(sample.size)] = round(sample.ms, 6)
-            entry["spread"][str(sample.size)] = round(sample.spread, 4)
+            entry["ms"][str(sample.size)] = sample.ms
+            entry["spread"][str(sample.size)] = sample.spread
         return list(entries.values())
 
     @classmethod
