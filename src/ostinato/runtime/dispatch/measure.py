@@ -176,8 +176,8 @@ def _sample(step: TimedStep, seconds: Sequence[float]) -> CostSample:
         kind=step.kind,
         way=way_of(step.decision.key),
         size=step.size,
-        # To the nanosecond, so that a file keeps it to the last digit and the next start decides the same. A clock may be
-        # too coarse for a step that does nothing.
+        # To the nanosecond, so that a file keeps it to the last digit and the next start decides the same.
+        # A clock may be too coarse for a step that does nothing.
         ms=max(round(middle * 1e3, 6), 1e-6),
         spread=round((third - first) / middle, 4) if middle else 0.0,
     )
