@@ -152,7 +152,7 @@ def test_the_times_of_the_rows_are_the_time_that_went_by(model: str, overlap: bo
         assert all(row["launch_seconds"] > 0 for row in rows)
         launched, held = (sum(row[name] for row in rows) for name in ("launch_seconds", "step_seconds"))
         assert launched < elapsed and launched <= stats["host"]["busy_seconds"]
-        assert 0.5 * elapsed < held <= elapsed, f"{held} of {elapsed} s"
+        assert 0.2 * elapsed < held <= elapsed, f"{held} of {elapsed} s"
 
 
 def test_an_event_file_tells_what_the_engine_counts(model: str, tmp_path: Path) -> None:
