@@ -18,7 +18,7 @@ import sys
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -136,6 +136,7 @@ class Soak:
         seed: of the traffic and of the faults. Deadlines go by the clock, so runs differ by a few ends.
         failing_share: of steps that fail at launch.
         max_output_tokens: longest output that is asked for.
+        at_rest: called before memory is measured, to empty caches that have a limit of their own.
     """
 
     def __init__(
@@ -148,8 +149,10 @@ class Soak:
         seed: int = 0,
         failing_share: float = 0.004,
         max_output_tokens: int = 24,
+        at_rest: Callable[[], object] | None = None,
     ) -> None:
         self.loop = loop
+        self._at_rest = at_rest
         self.rng = random.Random(seed)
         self.faulty = FaultyExecutor(loop._executor, random.Random(seed + 1), failing_share=failing_share)
         loop._executor = self.faulty
@@ -334,6 +337,8 @@ class Soak:
             assert self.loop.step() == []
         assert self._allocator.num_free_pages == self._allocator.num_usable_pages, "pages are lost"
         assert self.num_ended == self._serial, "a request was lost or answered twice"
+        if self._at_rest is not None:
+            self._at_rest()
         gc.collect()
         self.rests.append(
             Rest(
