@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from ostinato.cli.json_input import read_json
 from ostinato.engine.config import EngineConfig
 from ostinato.errors import ConfigError
 
@@ -33,12 +33,7 @@ def with_config_file(config: EngineConfig, path: Path | None, *, options: Collec
     """
     if path is None:
         return config
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", fix="name a readable JSON file") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}", fix="mend the file") from error
+    document = read_json(path)
     if not isinstance(document, dict):
         raise ConfigError(f"{path} is no object of settings", fix='write {"decode_sizes": [1, 2, 4]}')
     known = [f.name for f in dataclasses.fields(EngineConfig)]

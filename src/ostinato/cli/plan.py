@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ostinato.cli.json_input import read_json
 from ostinato.cli.options import Json
 from ostinato.cli.output import print_json
 from ostinato.errors import ConfigError
@@ -84,13 +85,13 @@ def _of_trace(path: Path, *, chunk_tokens: int, max_num_reqs: int, load_factor: 
 def _histogram(path: Path) -> TrafficHistogram:
     from ostinato.runtime import TrafficHistogram
 
-    return TrafficHistogram.from_dict(_read_json(path))
+    return TrafficHistogram.from_dict(read_json(path))
 
 
 def _costs(path: Path) -> dict[str, CostCurve]:
     from ostinato.runtime import CostCurve
 
-    document = _read_json(path)
+    document = read_json(path)
     if not isinstance(document, dict) or not isinstance(document.get("hardware"), str):
         raise ConfigError(
             f"{path} does not say where it was measured", fix='write {"hardware": "NVIDIA H200", "decode": {"1": 0.8}}'
@@ -110,15 +111,6 @@ def _gpu_name() -> str | None:
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}", fix="name a readable JSON file") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not JSON: {error}", fix="mend the file") from error
 
 
 def _write(path: Path, text: str) -> None:

@@ -209,8 +209,7 @@ class Executor:
                 if self._device.type == "cuda":
                     self._run_largest_step()
         finally:
-            self._in_full_graph = False
-            install_forward_context(None)
+            self.leave_step()
         self._kv.settle()
 
     def resize(

@@ -13,13 +13,16 @@ from typing import Any, Final
 
 import torch
 
+from ostinato.engine.attention import get_attention_backend
 from ostinato.engine.execution.executor import Executor
+from ostinato.engine.execution.graph_settings import graph_settings
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.execution.memory_budget import SHARE_AFTER_CAPTURE, available_bytes
 from ostinato.engine.kvcache import pages_for_tokens
 from ostinato.engine.models.footprint import Footprint, footprint_of
+from ostinato.engine.paging import pages_for
 from ostinato.errors import OutOfMemoryError
-from ostinato.runtime import DeviceView, GraphGrowth, GraphKey
+from ostinato.runtime import DeviceView, GraphGrowth, GraphKey, planned_keys
 
 __all__ = ["MemoryForecast", "forecast_memory"]
 
@@ -134,11 +137,9 @@ def _measure(
 
 
 def _planned_keys(loaded: LoadedModel) -> list[GraphKey]:
-    executor = Executor(_with(loaded, kv_tokens=loaded.config.max_model_len))
-    try:
-        return executor.graphed.keys
-    finally:
-        executor.close()
+    device_type = loaded.device.type
+    support = get_attention_backend(loaded.config.attention, device_type).capture_support
+    return planned_keys(graph_settings(loaded.config, device_type), support=support, device_type=device_type)
 
 
 def _with_samples(loaded: LoadedModel, planned: Iterable[GraphKey]) -> LoadedModel:
@@ -187,8 +188,8 @@ def _fitting(loaded: LoadedModel, footprint: Footprint, left: int, budget: int, 
             ),
         )
     if config.kv_tokens is not None:
-        return -(-config.kv_tokens // config.page_size) * config.page_size
-    longest = -(-config.max_model_len // config.page_size) * config.page_size
+        return pages_for(config.kv_tokens, config.page_size) * config.page_size
+    longest = pages_for(config.max_model_len, config.page_size) * config.page_size
     return min(fitting, longest * config.max_num_reqs)
 
 

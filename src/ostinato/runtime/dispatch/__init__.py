@@ -6,7 +6,7 @@ from ostinato.runtime.dispatch.decision import Decision, Reason, Rejection
 from ostinato.runtime.dispatch.dispatcher import Dispatcher
 from ostinato.runtime.dispatch.measure import StepRun, StepsToTime, measure_steps, steps_to_time
 from ostinato.runtime.dispatch.policy import HYSTERESIS, KeyTable, choose, decision_for
-from ostinato.runtime.dispatch.preview import preview
+from ostinato.runtime.dispatch.preview import planned_keys, preview
 from ostinato.runtime.dispatch.ranks import agree_on
 from ostinato.runtime.dispatch.resolve import ModeRequest, ResolvedMode, resolve_mode
 
@@ -30,6 +30,7 @@ __all__ = [
     "compare_costs",
     "decision_for",
     "measure_steps",
+    "planned_keys",
     "preview",
     "read_costs",
     "resolve_mode",

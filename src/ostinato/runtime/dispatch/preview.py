@@ -1,4 +1,4 @@
-"""`preview`: what a callable would do with a batch, before it is captured or even made. Pure; no torch."""
+"""What a callable would capture, and do with a batch, before it is captured or even made. Pure; no torch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from ostinato.runtime.dispatch.costs import CostTable
 from ostinato.runtime.dispatch.decision import Decision
 from ostinato.runtime.dispatch.policy import KeyTable, choose
 from ostinato.runtime.dispatch.resolve import ModeRequest, resolve_mode
-from ostinato.runtime.keys import CaptureSupport, LiveBatch
+from ostinato.runtime.keys import CaptureSupport, GraphKey, LiveBatch
 from ostinato.runtime.planning import largest_size, plan_keys
 
-__all__ = ["preview"]
+__all__ = ["planned_keys", "preview"]
 
 
 def preview(
@@ -31,11 +31,16 @@ def preview(
     Raises:
         ConfigError: the config does not tell the largest size.
     """
+    keys = planned_keys(config, support=support, device_type=device_type)
+    return choose(live, KeyTable(keys), max_padding=config.padding_limit, costs=costs)
+
+
+def planned_keys(config: GraphConfig, *, support: CaptureSupport, device_type: str) -> list[GraphKey]:
+    """The keys that a `Graphed` with ``config`` would plan, largest first; see `preview`."""
     resolved = resolve_mode(ModeRequest.of(config, support=support, device_type=device_type))
-    keys = plan_keys(
+    return plan_keys(
         config,
         resolved.mode,
         max_size=largest_size(config, None),
         full_mixed_max_tokens=resolved.full_mixed_max_tokens,
     )
-    return choose(live, KeyTable(keys), max_padding=config.padding_limit, costs=costs)
