@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from ostinato.runtime.planning import (
         CostCurve,
         GraphPrice,
+        PlannedSizes,
         SizeChange,
         SizeSuggestion,
         TrafficHistogram,
@@ -96,6 +97,7 @@ __all__ = [
     "OpFinding",
     "Partition",
     "PlanInspection",
+    "PlannedSizes",
     "Poison",
     "QualificationCases",
     "QualificationReport",
@@ -168,6 +170,7 @@ _HOMES = {
     "OpFinding": "ostinato.runtime.doctor",
     "Partition": "ostinato.runtime.keys",
     "PlanInspection": "ostinato.runtime.runners",
+    "PlannedSizes": "ostinato.runtime.planning",
     "Poison": "ostinato.runtime.qualify",
     "QualificationCases": "ostinato.runtime.qualify",
     "QualificationReport": "ostinato.runtime.qualify",

@@ -48,6 +48,7 @@ from ostinato.runtime import (
     GraphKey,
     Ledger,
     LiveBatch,
+    PlannedSizes,
     ResizeReport,
     RuntimeMode,
     Veto,
@@ -319,11 +320,8 @@ class Executor:
 
     def bucket_sizes(self) -> dict[str, list[int]]:
         """Planned sizes: "decode_sizes" in requests, "token_sizes" of mixed steps in tokens."""
-        keys = self.graphed.keys
-        return {
-            "decode_sizes": sorted({key.num_tokens for key in keys if key.uniform_query_len == 1}),
-            "token_sizes": sorted({key.num_tokens for key in keys if key.uniform_query_len is None}),
-        }
+        planned = PlannedSizes.of(self.graphed.keys)
+        return {"decode_sizes": list(planned.decode), "token_sizes": list(planned.mixed)}
 
     def forget_requests(self) -> None:
         """Remember nothing of the batches that were launched so far; none of their requests comes back."""
