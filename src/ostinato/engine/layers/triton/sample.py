@@ -205,18 +205,17 @@ def _drawn(
     target = tl.minimum((uniform * mass.to(tl.float64)).to(tl.int64), mass - 1)  # the product may be rounded up
     lanes = tl.arange(0, BLOCK)
     running = mass * 0
-    before = running
     begin = count * 0
     while (running <= target) & (begin < VOCAB):
         values = _values(line, count_line, begin + lanes, has_penalties, repetition, presence, frequency, VOCAB)
         scores = (values - top) * inverse
-        before = running
         running += tl.sum(tl.where(scores >= threshold, _mass_of(scores, SCALE), 0), 0)
         begin += BLOCK
     columns = tl.maximum(begin - BLOCK, 0) + lanes
     values = _values(line, count_line, columns, has_penalties, repetition, presence, frequency, VOCAB)
     scores = (values - top) * inverse
-    sums = before + tl.cumsum(tl.where(scores >= threshold, _mass_of(scores, SCALE), 0), 0)
+    masses = tl.where(scores >= threshold, _mass_of(scores, SCALE), 0)
+    sums = running - tl.sum(masses, 0) + tl.cumsum(masses, 0)
     return tl.minimum(tl.min(tl.where(sums > target, columns, 0x7FFFFFFF), 0), VOCAB - 1)
 
 
