@@ -45,8 +45,10 @@ class BakedCall:
 
     op: str
     values: tuple[tuple[str, Any], ...]
-    """``(argument, value)``: numbers, strings and layouts of a recorded op; launch sizes and parameter words of a
-    kernel. Addresses of memory that the graph itself owns are left out: they mean nothing."""
+    """``(argument, value)``: numbers, strings and layouts of a recorded op; launch sizes of a kernel. Addresses of
+    memory that the graph itself owns are left out: they mean nothing."""
+    words: tuple[tuple[str, int], ...] = ()
+    """``(place, value)`` of the words of a kernel's parameters, bytes that it does not read among them."""
 
 
 @dataclass(frozen=True, slots=True)

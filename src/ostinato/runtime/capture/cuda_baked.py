@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from typing import Any
 
 from ostinato.runtime.capture.backend import BakedCall
 from ostinato.runtime.capture.cuda_driver import describe_node, graph_nodes, kernel_params
@@ -24,26 +23,26 @@ _MOST_PARAMETERS = 4096  # the driver ends the list much earlier
 
 def baked_calls(graph: int) -> list[BakedCall]:
     """One entry for each node of the CUgraph at address ``graph``, in the driver's order."""
-    return [BakedCall(describe_node(node), tuple(_values(node))) for node in graph_nodes(graph)]
+    return [_baked_call(node) for node in graph_nodes(graph)]
 
 
-def _values(node: int | None) -> list[tuple[str, Any]]:
-    params = kernel_params(node)
+def _baked_call(node: int | None) -> BakedCall:
+    name, params = describe_node(node), kernel_params(node)
     if params is None:
-        return []
-    values: list[tuple[str, Any]] = [
+        return BakedCall(name, ())
+    sizes = (
         ("grid", tuple(params.grid)),
         ("block", tuple(params.block)),
         ("shared_bytes", int(params.shared_bytes)),
-    ]
-    if not params.params:
-        return values
-    pointers = ctypes.cast(params.params, ctypes.POINTER(ctypes.c_void_p))
-    for index, size in enumerate(_sizes(params.func, params.kern)):
-        address = pointers[index]
-        if address:
-            values += _words(index, ctypes.string_at(address, size))
-    return values
+    )
+    words: list[tuple[str, int]] = []
+    if params.params:
+        pointers = ctypes.cast(params.params, ctypes.POINTER(ctypes.c_void_p))
+        for index, size in enumerate(_sizes(params.func, params.kern)):
+            address = pointers[index]
+            if address:
+                words += _words(index, ctypes.string_at(address, size))
+    return BakedCall(name, sizes, tuple(words))
 
 
 def _sizes(func: int | None, kernel: int | None) -> list[int]:
@@ -64,9 +63,9 @@ def _sizes(func: int | None, kernel: int | None) -> list[int]:
     return []
 
 
-def _words(index: int, raw: bytes) -> list[tuple[str, Any]]:
+def _words(index: int, raw: bytes) -> list[tuple[str, int]]:
     """``(place, value)`` of each word of four bytes; addresses of device memory read 0."""
-    found: list[tuple[str, Any]] = []
+    found: list[tuple[str, int]] = []
     position = 0
     while position < len(raw):
         if position % 8 == 0 and position + 8 <= len(raw):

@@ -1,7 +1,9 @@
 """Numbers that a capture has frozen and the key does not carry: capture twice on different batches, and compare.
 
 On a device a kernel's parameters hold addresses and unused bytes too, which change for no reason; so the first batch
-is captured twice, and whatever differs between those two means nothing (PITFALLS: baked host values).
+is captured twice, and whatever differs between those two means nothing. Unused bytes are whatever the host's stack
+held, and may follow the batch all the same: what a word of parameters means (`BakedDifference.is_word`), a replay must
+show.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ class BakedDifference:
     """Empty where the captures call different ops."""
     one: Any
     other: Any
+    is_word: bool = False
+    """Whether it is one of `BakedCall.words`, which the kernel need not read."""
 
     @property
     def where(self) -> str:
@@ -73,9 +77,13 @@ def _all(one: Baked, other: Baked) -> Iterator[BakedDifference]:
 
 
 def _of_call(segment: int, call: int, a: BakedCall, b: BakedCall) -> Iterator[BakedDifference]:
-    for (name, ours), (_, theirs) in zip_longest(a.values, b.values, fillvalue=("(number of arguments)", None)):
-        if not _equal(ours, theirs):
-            yield BakedDifference(segment=segment, call=call, op=a.op, argument=name, one=ours, other=theirs)
+    missing = ("(number of arguments)", None)
+    for ours, theirs, is_word in ((a.values, b.values, False), (a.words, b.words, True)):
+        for (name, one), (_, other) in zip_longest(ours, theirs, fillvalue=missing):
+            if not _equal(one, other):
+                yield BakedDifference(
+                    segment=segment, call=call, op=a.op, argument=name, one=one, other=other, is_word=is_word
+                )
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -20,7 +21,7 @@ from ostinato.errors import FrozenValueError, OstinatoError, QualificationError
 from ostinato.runtime.buffers import live_sizes
 from ostinato.runtime.keys import GraphKey, RuntimeMode
 from ostinato.runtime.nest import map_tensors, tensors
-from ostinato.runtime.qualify.baked import Baked, baked_calls, baked_differences
+from ostinato.runtime.qualify.baked import baked_calls, baked_differences
 from ostinato.runtime.qualify.bisect import Culprit, bisect_plan
 from ostinato.runtime.qualify.cases import Case, QualificationCases, WatchesMore
 from ostinato.runtime.qualify.poison import poison_plan, poison_tails
@@ -29,7 +30,7 @@ from ostinato.runtime.qualify.runs import fastest
 from ostinato.runtime.qualify.states import checksum, state_fault
 from ostinato.runtime.qualify.subject import Subject
 from ostinato.runtime.qualify.trace import EagerTrace, mixing_op, trace_eager
-from ostinato.runtime.runners import Snapshot, find_gap, has_same_bits, run_eager, seeded, state_kept
+from ostinato.runtime.runners import CapturedPlan, Snapshot, find_gap, has_same_bits, run_eager, seeded, state_kept
 
 T = TypeVar("T")
 
@@ -314,33 +315,53 @@ class _Trial:
     def _look_for_baked_values(self) -> None:
         """Capture on the first and on the last case; on a device, on the first one twice."""
         first, last = self._cases[0], self._cases[-1]
-        try:
-            with self._subject.backend.phase():
-                one = self._baked_on(first)
-                again = None if self._subject.is_bitwise else self._baked_on(first)
-                captures = [self._baked_on(last)]
-        except FrozenValueError as error:
-            source = str(error.context.get("source", ""))
-            self._add(FindingKind.BAKED_VALUE, last, str(error), lambda: source)
-            return
-        except OstinatoError as error:
-            self.report.warnings.append(f"not looked for baked values: a capture on a live batch failed: {error}")
-            return
-        if self._subject.is_bitwise:  # recordings compare as they are; on a device the addresses of a pool move
-            captures.append(baked_calls(self._plan))
-        for other in captures:
-            for difference in baked_differences(one, other, again=again):
-                self._add(FindingKind.BAKED_VALUE, last, difference.what, lambda where=difference.where: where)  # type: ignore[misc]
+        with ExitStack() as stack:
+            try:
+                with self._subject.backend.phase():
+                    one = self._captured_on(first, stack)
+                    again = None if self._subject.is_bitwise else baked_calls(self._captured_on(first, stack))
+                    other = self._captured_on(last, stack)
+            except FrozenValueError as error:
+                source = str(error.context.get("source", ""))
+                self._add(FindingKind.BAKED_VALUE, last, str(error), lambda: source)
                 return
+            except OstinatoError as error:
+                self.report.warnings.append(f"not looked for baked values: a capture on a live batch failed: {error}")
+                return
+            found = list(baked_differences(baked_calls(one), baked_calls(other), again=again))
+            if self._subject.is_bitwise:  # recordings compare as they are; on a device the addresses of a pool move
+                found += baked_differences(baked_calls(one), baked_calls(self._plan))
+            certain = [difference for difference in found if not difference.is_word]
+            if certain or (found and (self._differs(one, last) or self._differs(other, first))):
+                worst = (certain or found)[0]
+                self._add(FindingKind.BAKED_VALUE, last, worst.what, lambda: worst.where)
+            elif found:
+                self.report.warnings.append(
+                    f"{len(found)} words of kernel parameters differ between captures on two batches, and either graph "
+                    f"is right on both: bytes that no kernel reads, or a limit that suits both ({found[0].where})"
+                )
 
-    def _baked_on(self, case: Case) -> Baked:
+    def _captured_on(self, case: Case, stack: ExitStack) -> CapturedPlan:
         self._ready(case)
         with seeded(self._device):
             plan = self._subject.runs.capture_as_is(self._key)
-            try:
-                return baked_calls(plan)
-            finally:
-                plan.close()
+        stack.callback(plan.close)
+        return plan
+
+    def _differs(self, plan: CapturedPlan, case: Case) -> bool:
+        """Whether ``plan``, captured on another batch, is wrong on this one."""
+        self._ready(case)
+        before = Snapshot(self._state)
+        with seeded(self._device):
+            expected = _copied(case.cut(run_eager(self._call)))
+        by_eager = Snapshot(self._state)
+        self._ready(case)
+        with seeded(self._device):
+            got = _copied(case.cut(plan.replay(case.live.num_tokens)))
+        is_exact = self._subject.is_bitwise
+        gap, _ = find_gap(expected, got, is_exact=is_exact)
+        fault = state_fault(before, by_eager, Snapshot(self._state), case.writes, is_exact=is_exact)
+        return gap is not None or fault is not None
 
 
 def _addresses(result: Any) -> set[int]:
