@@ -134,10 +134,10 @@ _ERRORS: dict[BlockReason, type[CaptureError]] = {
 }
 
 
-def refuse(what: str, rule: OpRule) -> CaptureError:
-    """The typed error for an op that ``rule`` forbids, with the user's file and line."""
+def refuse(what: str, rule: OpRule, *, at: str | None = None) -> CaptureError:
+    """The typed error for an op that ``rule`` forbids, with the user's file and line: ``at``, or the running one."""
     message = f"{what} cannot be captured: {rule.reason.value}"
-    return _ERRORS.get(rule.reason, CaptureError)(message, fix=rule.fix, op=what, at=user_frame())
+    return _ERRORS.get(rule.reason, CaptureError)(message, fix=rule.fix, op=what, at=at or user_frame())
 
 
 def user_frame() -> str:

@@ -78,7 +78,7 @@ def _full(backend: CaptureBackend) -> Runner:
 
 
 def _breakable(backend: CaptureBackend) -> Runner:
-    return BreakableRunner(backend, allow_unbroken_attention=True, owns_arguments=True)
+    return BreakableRunner(backend, forbid=frozenset(), owns_arguments=True)
 
 
 def _fx(backend: CaptureBackend) -> Runner:

@@ -30,7 +30,11 @@ __all__ = ["BreakableRunner"]
 
 
 class BreakableRunner:
-    """`Runner` for `RuntimeMode.PIECEWISE` with the breakable partition."""
+    """`Runner` for `RuntimeMode.PIECEWISE` with the breakable partition.
+
+    Args:
+        forbid: names of ops that no segment may hold.
+    """
 
     runtime_mode = RuntimeMode.PIECEWISE
 
@@ -39,12 +43,12 @@ class BreakableRunner:
         backend: CaptureBackend,
         *,
         bridges: BridgePool | None = None,
-        allow_unbroken_attention: bool = False,
+        forbid: frozenset[str] = ATTENTION_OPS,
         owns_arguments: bool = False,
     ) -> None:
         self._backend = backend
         self._owns_arguments = owns_arguments
-        self._forbid = frozenset[str]() if allow_unbroken_attention else ATTENTION_OPS
+        self._forbid = forbid
         self._layout = RowLayout()
         self._records: dict[GraphKey, BreakRecord] = {}  # of the last warm-up
         self.bridges = BridgePool() if bridges is None else bridges

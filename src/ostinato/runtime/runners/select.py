@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ostinato.runtime.buffers import BridgePool
 from ostinato.runtime.capture import CaptureBackend
 from ostinato.runtime.keys import Compiler, Partition, RuntimeMode
+from ostinato.runtime.ops import ATTENTION_OPS
 from ostinato.runtime.runners.breakable import BreakableRunner
 from ostinato.runtime.runners.full import FullRunner
 from ostinato.runtime.runners.runner import Runner
@@ -32,18 +33,19 @@ def make_runners(
         compile_max_tokens: larger full graphs are captured uncompiled. None: no limit.
         before_trace: see `CompiledRunner`.
     """
+    forbid = frozenset[str]() if allow_unbroken_attention else ATTENTION_OPS
     full: Runner = FullRunner(backend)
     piecewise: Runner = BreakableRunner(
         backend,
         bridges=bridges,
-        allow_unbroken_attention=allow_unbroken_attention,
+        forbid=forbid,
         owns_arguments=owns_arguments,
     )
     if partition is not Partition.BREAKABLE:
         from ostinato.runtime.runners.piecewise import CompiledRunner
 
         piecewise = CompiledRunner(
-            backend, piecewise, partition=partition, compiler=compiler, before_trace=before_trace
+            backend, piecewise, partition=partition, compiler=compiler, before_trace=before_trace, forbid=forbid
         )
     if compiler is Compiler.INDUCTOR:
         from ostinato.runtime.runners.piecewise import CompiledRunner

@@ -130,7 +130,7 @@ def attention(t):
 def test_attention_in_a_segment_is_refused(runner, backend, make_plan):
     with pytest.raises(UnbrokenOpError, match="scaled_dot_product_attention"):
         make_plan(runner, attention, torch.ones(4), is_warm=False)
-    allowed = BreakableRunner(backend, allow_unbroken_attention=True)
+    allowed = BreakableRunner(backend, forbid=frozenset())
     assert make_plan(allowed, attention, torch.ones(4), is_warm=False).replay(4).tolist() == [1.0] * 4
     assert make_plan(runner, lambda t: graph_break(attention)(t), torch.ones(4), is_warm=False).replay(4).numel() == 4
 

@@ -43,6 +43,7 @@ class CompiledRunner:
         max_tokens: larger keys are recorded uncompiled. None: no limit.
         before_trace: called before each traced warm-up run, to undo what earlier runs changed in the callable's
             own state: a trace must see what a capture should.
+        forbid: see `trace`.
 
     Raises:
         UnsupportedPartitionError: Inductor's kernels for this device cannot be recorded.
@@ -57,6 +58,7 @@ class CompiledRunner:
         compiler: Compiler = Compiler.NONE,
         max_tokens: int | None = None,
         before_trace: Callable[[], None] | None = None,
+        forbid: frozenset[str] = frozenset(),
     ) -> None:
         if backend.name == "simulated" and (partition is Partition.INDUCTOR or compiler is Compiler.INDUCTOR):
             raise UnsupportedPartitionError(
@@ -70,6 +72,7 @@ class CompiledRunner:
         self._compiler = compiler
         self._max_tokens = max_tokens
         self._before_trace = before_trace
+        self._forbid = forbid
         self._lowerings: dict[BreakPoint, BreakLowering] = {}
         self._outlines: dict[GraphKey, Any] = {}  # of what the callable itself returned
         self._shapes: dict[GraphKey, list[tuple[int, ...]]] = {}  # of the tensors it took
@@ -138,7 +141,8 @@ class CompiledRunner:
         sizes = self._differing(self._shapes.values())
         alike = [s for s in self._shapes.values() if tuple(s[index][dim] == 1 for index, dim in sizes) == pattern]
         with self._stand_ins():
-            return trace(call.fn, call.args, call.kwargs, self._compile, symbols=self._differing(alike))
+            symbols = self._differing(alike)
+            return trace(call.fn, call.args, call.kwargs, self._compile, symbols=symbols, forbid=self._forbid)
 
     def _bind(self, program: TracedProgram, call: BoundCall) -> Call:
         with self._stand_ins():  # Dynamo's guards look at them

@@ -16,8 +16,9 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ostinato.errors import OstinatoError, UntraceableError
-from ostinato.runtime.capture.watch import user_frame
+from ostinato.runtime.capture.watch import refuse, user_frame
 from ostinato.runtime.nest import tensors
+from ostinato.runtime.ops import UNBROKEN_RULE, op_name
 from ostinato.runtime.runners.piecewise.program import GraphCompiler, TracedProgram
 
 __all__ = ["trace"]
@@ -41,13 +42,17 @@ def trace(
     compiler: GraphCompiler,
     *,
     symbols: Collection[tuple[int, int]],
+    forbid: frozenset[str] = frozenset(),
 ) -> TracedProgram:
     """Trace and run ``fn(*args, **kwargs)``.
 
     Args:
         symbols: (position among the tensors of the arguments, dimension) of each size that differs in other calls.
+        forbid: names of ops that may not stand in the graph. A compiler may fuse them into kernels that no capture
+            can tell apart, so they are looked for here.
 
     Raises:
+        UnbrokenOpError: an op of ``forbid`` is in the graph.
         UntraceableError: Dynamo cannot trace the callable as one graph; the message names the op and line.
     """
     given = list(tensors((args, kwargs)))
@@ -56,6 +61,7 @@ def trace(
 
     def compile_checked(module: torch.fx.GraphModule, example: list[Any]) -> Callable[..., Any]:
         _refuse_data_dependence(module)
+        _refuse_forbidden(module, forbid)
         return compiler(module, example)
 
     program = TracedProgram(fn, compile_checked)
@@ -79,7 +85,7 @@ def _refuse_data_dependence(module: torch.fx.GraphModule) -> None:
     for node in module.graph.nodes:
         value = node.meta.get("example_value")
         if value is not None and free_unbacked_symbols(value):
-            name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+            name = _name_of(node)
             what = "value" if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else "shape"
             raise UntraceableError(
                 f"the compiler cannot trace the callable: the {what} of {name}() depends on the data",
@@ -87,6 +93,18 @@ def _refuse_data_dependence(module: torch.fx.GraphModule) -> None:
                 op=name,
                 at=_line_of(node),
             )
+
+
+def _refuse_forbidden(module: torch.fx.GraphModule, forbid: frozenset[str]) -> None:
+    for node in module.graph.nodes:
+        target = node.target
+        name = op_name(target) if isinstance(target, torch._ops.OpOverload) else f"aten::{_name_of(node)}"
+        if node.op in ("call_function", "call_method") and name in forbid:
+            raise refuse(name, UNBROKEN_RULE, at=_line_of(node))
+
+
+def _name_of(node: torch.fx.Node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:
