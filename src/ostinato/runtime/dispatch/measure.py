@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from ostinato.runtime.dispatch.costs import BatchKind, CostSample, CostTable, way_of
 from ostinato.runtime.dispatch.decision import Decision
-from ostinato.runtime.dispatch.policy import decision_for
+from ostinato.runtime.dispatch.policy import KEYS_A_GROUP, decision_for
 from ostinato.runtime.keys import GraphKey, LiveBatch, RuntimeMode
 
 __all__ = ["StepRun", "StepsToTime", "TimedStep", "measure_steps", "spaced", "steps_to_time"]
@@ -148,11 +148,12 @@ def spaced(sizes: Sequence[int], *, ratio: float = _MOST_APART) -> list[int]:
 
 
 def _lives(keys: Iterable[GraphKey], kind: BatchKind, steps: StepsToTime) -> dict[GraphKey, LiveBatch]:
-    """Smallest first, the fullest batch of each key; none for a key that holds no more than a smaller one."""
+    """Smallest first, the fullest batch of each key; none for keys that hold no more than a smaller one, but for as
+    many as are weighed for such a batch."""
     found: dict[GraphKey, LiveBatch] = {}
     for key in sorted(keys, key=lambda key: key.num_tokens):
         live = steps.live(kind, key)
-        if live is not None and live not in found.values():
+        if live is not None and list(found.values()).count(live) < KEYS_A_GROUP:
             found[key] = live
     return found
 

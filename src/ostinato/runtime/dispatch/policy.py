@@ -14,13 +14,13 @@ from ostinato.runtime.dispatch.costs import CostTable, way_of
 from ostinato.runtime.dispatch.decision import Decision, Reason, Rejection
 from ostinato.runtime.keys import GraphKey, LiveBatch, RuntimeMode, Veto
 
-__all__ = ["HYSTERESIS", "KeyTable", "choose", "decision_for"]
+__all__ = ["HYSTERESIS", "KEYS_A_GROUP", "KeyTable", "choose", "decision_for"]
 
 HYSTERESIS: Final = 0.03
 """The usual order holds unless another graph, or eager, is cheaper by more than this share. Two measurements of the
 same step differ by some hundredths, and a choice between near equals would else change from start to start; what it
 can lose is as much as dispatch may be off the best anyway. It never protects a graph that is slower than eager."""
-_KEYS_A_GROUP: Final = 3
+KEYS_A_GROUP: Final = 3
 """Buckets of one kind that are weighed: the next larger one may be faster (another kernel), one far off never is."""
 
 _Group = tuple[RuntimeMode, int | None, bool, int, str]  # mode, query length, counts requests, loras, variant
@@ -74,7 +74,7 @@ def choose(
         if live.veto == Veto.GRAPHS or (live.veto == Veto.FULL and group[0] is RuntimeMode.FULL):
             rejections.append(Rejection(candidate, Reason.VETOED, live.veto_reason))
             continue
-        most = 1 if costs is None else _KEYS_A_GROUP
+        most = 1 if costs is None else KEYS_A_GROUP
         keys, reason = _usable_keys(live, table, group, size, max_padding, rejections, most=most)
         if keys and costs is None:
             return decision_for(live, keys[0], alternatives=tuple(rejections))
