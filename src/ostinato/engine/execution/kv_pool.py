@@ -1,8 +1,7 @@
 """The engine's KV cache: its addresses before graphs are captured over them, its size from what is left afterwards.
 
 So nothing is guessed about the memory of graphs, and nothing is captured twice. Where a device cannot put memory
-behind addresses later, or the number of tokens was asked for, all of it is there from the beginning. Owned by the
-executor.
+behind addresses later, all of it is there from the beginning. Owned by the executor.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from ostinato.engine.config import EngineConfig
 from ostinato.engine.execution.memory_budget import (
     SHARE_AFTER_CAPTURE,
     SHARE_BEFORE_CAPTURE,
+    SHARE_IF_ASKED,
     asked_kv_tokens,
     kv_budget_bytes,
     most_kv_tokens,
@@ -50,18 +50,16 @@ class KvPool:
             head_dim=model.head_dim,
             element_bytes=dtype.itemsize,
         )
-        is_measured = config.kv_tokens is None and ReservedRegions.can_be_lazy(device)
+        is_lazy = ReservedRegions.can_be_lazy(device)
         # Addresses are cheap: reserve what there could be at most, and settle after capture.
-        budget = kv_budget_bytes(device, 1.0 if is_measured else SHARE_BEFORE_CAPTURE[device.type])
-        choose = most_kv_tokens if config.kv_tokens is None else asked_kv_tokens
-        tokens = choose(config, budget_bytes=budget, token_bytes=self._token_bytes)
+        tokens = self._tokens_in(kv_budget_bytes(device, 1.0 if is_lazy else SHARE_BEFORE_CAPTURE[device.type]))
         self.max_pages = pages_for_tokens(num_tokens=tokens, page_size=config.page_size)
         """Pages that have addresses; graphs may be captured over all of them."""
         try:
             self._regions = ReservedRegions(
                 num_regions=2 * model.num_layers, region_bytes=self.max_pages * self._page_bytes, device=device
             )
-            if not is_measured:
+            if not is_lazy:
                 self._regions.back(self.max_pages * self._page_bytes)
         except (OutOfMemoryError, torch.OutOfMemoryError) as error:
             raise OutOfMemoryError("the KV cache does not fit", fix="lower kv_tokens or max_model_len") from error
@@ -85,27 +83,33 @@ class KvPool:
         return [cache.first(self.num_pages) for cache in self.reserved]
 
     def settle(self, *, share: float | None = None, less_bytes: int = 0) -> None:
-        """Take what is left, less a reserve, now that everything else is there. Called once, after capture.
+        """Take what is left, less a reserve, now that everything else is there; or what was asked for, if it is left.
+        Called once, after capture.
 
         Args:
             share: of what is left; None takes nearly all, since the graphs are there.
             less_bytes: left for graphs to come, besides.
 
         Raises:
-            OutOfMemoryError: not even one request of ``max_model_len`` fits beside the graphs.
+            OutOfMemoryError: what was asked for, or one request of ``max_model_len``, does not fit beside the graphs.
         """
-        if self._config.kv_tokens is not None or not self._regions.is_lazy:
+        if not self._regions.is_lazy:
             return
         regions, granule = self._regions, self._regions.granule_bytes
-        share = SHARE_AFTER_CAPTURE[self._device.type] if share is None else share
+        if share is None:
+            is_asked = self._config.kv_tokens is not None
+            share = (SHARE_IF_ASKED if is_asked else SHARE_AFTER_CAPTURE)[self._device.type]
         budget = self.num_bytes + kv_budget_bytes(self._device, share) - less_bytes
         region_bytes = budget // regions.num_regions // granule * granule  # a part of a granule would be wasted
-        tokens = most_kv_tokens(
-            self._config, budget_bytes=region_bytes * regions.num_regions, token_bytes=self._token_bytes
-        )
+        tokens = self._tokens_in(region_bytes * regions.num_regions)
         num_pages = min(self.max_pages, pages_for_tokens(num_tokens=tokens, page_size=self._config.page_size))
         try:
             regions.back(num_pages * self._page_bytes)
         except OutOfMemoryError as error:  # somebody else was faster
             raise OutOfMemoryError("the KV cache does not fit", fix="set kv_tokens, or free the device") from error
         self.num_pages = num_pages
+
+    def _tokens_in(self, budget_bytes: int) -> int:
+        """What was asked for, or as many as can be used, if they fit."""
+        choose = most_kv_tokens if self._config.kv_tokens is None else asked_kv_tokens
+        return choose(self._config, budget_bytes=budget_bytes, token_bytes=self._token_bytes)

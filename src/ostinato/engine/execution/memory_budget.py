@@ -19,6 +19,7 @@ from ostinato.errors import OutOfMemoryError
 __all__ = [
     "SHARE_AFTER_CAPTURE",
     "SHARE_BEFORE_CAPTURE",
+    "SHARE_IF_ASKED",
     "asked_kv_tokens",
     "available_bytes",
     "check_weights_fit",
@@ -30,6 +31,8 @@ SHARE_BEFORE_CAPTURE: Final = {"cpu": 0.5, "cuda": 0.85}
 """Of what is free; the rest is for activations, graphs and neighbours."""
 SHARE_AFTER_CAPTURE: Final = {"cpu": 0.5, "cuda": 0.95}
 """Graphs and the largest step have taken theirs; the rest is for what fragments, and for neighbours."""
+SHARE_IF_ASKED: Final = {"cpu": 0.5, "cuda": 0.99}
+"""After capture, if the number of tokens was asked for: whoever asks has left room for neighbours."""
 
 
 def available_bytes(device: torch.device) -> int:

@@ -66,7 +66,28 @@ def test_graphs_that_leave_too_little_are_said(set_free: SetFree) -> None:
     assert "max_model_len" in caught.value.fix
 
 
-def test_what_was_asked_for_is_there_at_once(set_free: SetFree) -> None:
+def test_what_was_asked_for_is_checked_again_after_capture(set_free: SetFree) -> None:
+    set_free(140)
+    pool = make(kv_tokens=100)
+    assert (pool.max_pages, pool.num_pages) == (8, 0), "more than half of what is free may still be asked for"
+    set_free(2 * 8 * 16)
+    pool.settle()
+    assert (pool.num_pages, pool.num_tokens) == (8, 112)
+
+
+def test_graphs_that_leave_less_than_was_asked_for_are_said(set_free: SetFree) -> None:
+    set_free(1e6)
+    pool = make(kv_tokens=100)
+    set_free(100)
+    with pytest.raises(OutOfMemoryError, match=r"112 tokens needs .* and 32 tokens fit") as caught:
+        pool.settle()
+    assert "lower kv_tokens" in caught.value.fix
+
+
+def test_what_was_asked_for_is_there_at_once_where_memory_cannot_come_later(
+    set_free: SetFree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ReservedRegions, "can_be_lazy", staticmethod(lambda _device: False))
     set_free(1e6)
     pool = make(kv_tokens=100)
     assert (pool.num_pages, pool.num_tokens) == (8, 112)
@@ -106,6 +127,7 @@ def test_memory_comes_in_whole_granules(set_free: SetFree) -> None:
 
 def test_the_addresses_are_zeroed_and_apart() -> None:
     pool = make(kv_tokens=64)
+    pool.settle()
     tensors = [t for cache in pool.pages() for t in (cache.key, cache.value)]
     assert not any(t.any() for t in tensors)
     for number, tensor in enumerate(tensors):

@@ -120,7 +120,8 @@ def test_room_is_left_for_the_graphs_that_are_to_come(
 ) -> None:
     settled: list[dict[str, Any]] = []
 
-    monkeypatch.setattr(KvPool, "settle", lambda self, **how: settled.append(how))
+    settle = KvPool.settle
+    monkeypatch.setattr(KvPool, "settle", lambda self, **how: (settled.append(how), settle(self, **how))[1])
     with start() as llm:
         pool_bytes = llm.stats()["graphs"]["pool_bytes"]
     start(capture="background").close()
