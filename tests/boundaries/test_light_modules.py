@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from ostinato.testing.tiny_models import write_tiny_model
 
 # These decide; they know no device. Importing them, packages included, must not load torch.
 DECISIONS = [
@@ -58,3 +61,18 @@ def test_a_refused_package_is_noticed() -> None:
     done = run_without({"torch"}, "import torch")
     assert done.returncode != 0
     assert "refused: torch" in done.stderr
+
+
+@pytest.mark.parametrize("capture", ["eager", "background"])
+def test_a_start_that_compiles_nothing_loads_no_compiler(tmp_path: Path, capture: str) -> None:
+    """Dynamo and what it brings take seconds, of every start until the first token."""
+    folder = write_tiny_model(tmp_path)
+    statement = (
+        "from ostinato import LLM, SamplingParams\n"
+        f"with LLM({str(folder)!r}, device='cpu', capture={capture!r}, max_model_len=64, max_num_reqs=2) as llm:\n"
+        "    llm.generate([[5, 6]], SamplingParams(max_tokens=2))\n"
+        "found = {'torch._dynamo', 'torch._inductor', 'sympy', 'transformers'} & set(sys.modules)\n"
+        "assert not found, found"
+    )
+    done = run_without(set(), statement)
+    assert done.returncode == 0, done.stderr

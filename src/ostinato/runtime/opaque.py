@@ -14,9 +14,13 @@ from typing import Any, TypeVar, overload
 
 import torch
 
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, UntraceableError
+from ostinato.runtime.nest import tensors
 
 __all__ = ["opaque_op"]
+
+NAMESPACE = "ostinato_ops"
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,21 +53,56 @@ def opaque_op(
     Raises:
         ConfigError: an annotation is missing or of a type that no op can take, or ``mutates`` names no parameter.
 
-    Source: torch.library.custom_op, https://docs.pytorch.org/docs/stable/library.html
+    Source: torch.library, https://docs.pytorch.org/docs/stable/library.html
     """
 
     def wrap(fn: F) -> F:
         label = name or f"{re.sub(r'[^0-9a-zA-Z_]', '_', fn.__qualname__)}_{next(_serial)}"
         try:
-            op = torch.library.custom_op(f"ostinato_ops::{label}", fn, mutates_args=mutates)
+            schema = torch.library.infer_schema(fn, mutates_args=mutates)
         except (ValueError, TypeError) as error:
             raise ConfigError(
                 f"{fn.__qualname__} cannot be an opaque op: {str(error).splitlines()[0]}",
                 fix="annotate every parameter and the result with torch.Tensor, int, float, bool or str, and let "
                 "mutates name tensor parameters",
             ) from error
-        if fake is not None:
-            op.register_fake(fake)
-        return op  # type: ignore[return-value]  # it is called like fn
+        # Not `torch.library.custom_op`: its first call imports Dynamo, seconds of each start that compiles nothing.
+        _LIBRARY.define(label + schema, tags=(torch.Tag.pt2_compliant_tag,))
+        op = getattr(getattr(torch.ops, NAMESPACE), label).default
+        _LIBRARY.impl(label, _checked(fn, op), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{label}", fake or _default_fake(op), lib=_LIBRARY)
+        return op  # type: ignore[no-any-return]  # it is called like fn
 
     return wrap if fn is None else wrap(fn)
+
+
+def _checked(fn: Callable[..., Any], op: torch._ops.OpOverload) -> Callable[..., Any]:
+    """``fn`` as a kernel: what it writes is counted in the tensors' versions, and what it returns must be its own."""
+    arguments = op._schema.arguments
+    written = [n for n, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        result = fn(*args, **kwargs)
+        for index in written:
+            tensor = args[index] if index < len(args) else kwargs[arguments[index].name]
+            if tensor is not None and not tensor.is_inference():
+                torch.autograd.graph.increment_version(tensor)
+        if result is not None:
+            taken = {tensor.untyped_storage().data_ptr() for tensor in tensors((args, kwargs))} - {0}
+            if any(tensor.untyped_storage().data_ptr() in taken for tensor in tensors(result)):
+                raise ConfigError(
+                    f"{op} returns memory of an argument", fix="return fresh tensors, or name it in mutates"
+                )
+        return result
+
+    return run
+
+
+def _default_fake(op: torch._ops.OpOverload) -> Callable[..., Any]:
+    if not op._schema.returns:
+        return lambda *args, **kwargs: None
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        raise UntraceableError(f"{op} has no fake: nobody knows what it returns", fix="give opaque_op a fake=")
+
+    return fake

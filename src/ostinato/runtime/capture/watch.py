@@ -7,11 +7,13 @@ Kernels launched past the dispatcher (Triton, ctypes) are not seen here; the dev
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -62,8 +64,16 @@ class OpWatch(TorchDispatchMode):
         finally:
             _installing.release()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch's own way to keep Dynamo out imports it first: seconds of a start that compiles nothing."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        judge = _untraced() if "torch._dynamo" in sys.modules else OpWatch._judge
+        return judge(self, func, args, kwargs or {})
+
+    def _judge(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if not self.is_active or func.namespace == BREAK_NAMESPACE:  # such an op ends the segment itself
             return func(*args, **kwargs)
         is_forbidden = op_name(func) in self.forbidden
@@ -80,6 +90,12 @@ class OpWatch(TorchDispatchMode):
         """Enter memory that ``op`` uses and nobody in this session has made."""
         if tensor.device.type == self._device_type and not self.externals.knows(tensor):
             self.externals.note(tensor, op, user_frame())
+
+
+@functools.cache
+def _untraced() -> Callable[..., Any]:
+    """`OpWatch` as Dynamo leaves it alone, where a captured callable is compiled."""
+    return cast(Callable[..., Any], torch.compiler.disable(OpWatch._judge))
 
 
 class FunctionWatch(TorchFunctionMode):
