@@ -44,9 +44,10 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample, "_BLOCK", 256)  # so that rows have several
+@pytest.fixture(autouse=True, params=[256, 64], ids=["wide", "narrow"])
+def _small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that rows have several; in narrow ones a lane meets more scores than it keeps."""
+    monkeypatch.setattr(sample, "_BLOCK", request.param)
 
 
 def rows_for(settings: list[dict[str, Any]], uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

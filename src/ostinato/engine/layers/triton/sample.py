@@ -1,9 +1,11 @@
 """The tokens of rows that are not plainly greedy, in one launch. Called by `SamplingHead` on CUDA, after the argmax.
 
 One program a row; a plainly greedy one ends at once. Filters are thresholds, found by cutting the range of float32
-into four with each pass over the row, which lies in L2: at most 17 passes for top-k and as many for top-p, mostly
-fewer. Nothing is sorted or stored, so a row needs no scratch memory. Masses are fixed point (`sampling.mass`), so sums
-are exact in any order and the token is that of `choose_tokens`, but for the last bit of exp.
+into four again and again. One pass over the row keeps the four best scores of every lane in registers; a threshold
+above all that this leaves out is found among them. Else, where much is kept, the row itself is gone over for each cut:
+at most 17 times for top-k and as many for top-p. Nothing is sorted or stored, so a row needs no scratch memory. Masses
+are fixed point (`sampling.mass`), so sums are exact in any order and the token is that of `choose_tokens`, but for the
+last bit of exp.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,misc"
 
@@ -99,6 +101,103 @@ def _at_or_above(
 
 
 @triton.jit
+def _lane_tops(
+    line,
+    count_line,
+    has_penalties,
+    repetition,
+    presence,
+    frequency,
+    top,
+    inverse,
+    VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The four largest scores that each lane meets, -inf where there are fewer; no other score is above a fourth."""
+    first = tl.full([BLOCK], float("-inf"), tl.float32)
+    second = first
+    third = first
+    fourth = first
+    for begin in range(0, VOCAB, BLOCK):
+        columns = begin + tl.arange(0, BLOCK)
+        values = _values(line, count_line, columns, has_penalties, repetition, presence, frequency, VOCAB)
+        scores = (values - top) * inverse
+        lower = tl.minimum(first, scores)
+        first = tl.maximum(first, scores)
+        scores = tl.minimum(second, lower)
+        second = tl.maximum(second, lower)
+        lower = tl.minimum(third, scores)
+        third = tl.maximum(third, scores)
+        fourth = tl.maximum(fourth, lower)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _tally(scores, threshold, BY_MASS: tl.constexpr, SCALE: tl.constexpr):
+    """For each lane: 1 if its score is at or above the threshold, or its mass."""
+    if BY_MASS:
+        found = tl.where(scores >= threshold, _mass_of(scores, SCALE), 0)
+    else:
+        found = (scores >= threshold).to(tl.int32)
+    return found
+
+
+@triton.jit
+def _tally_among(first, second, third, fourth, threshold, BY_MASS: tl.constexpr, SCALE: tl.constexpr):
+    """Of the scores that `_lane_tops` kept, how many are at or above the threshold, or their mass."""
+    found = _tally(first, threshold, BY_MASS, SCALE) + _tally(second, threshold, BY_MASS, SCALE)
+    found += _tally(third, threshold, BY_MASS, SCALE) + _tally(fourth, threshold, BY_MASS, SCALE)
+    return tl.sum(found, 0)
+
+
+@triton.jit
+def _cuts(low, high):
+    """Three places between ``low`` and ``high``, which lie at least two apart."""
+    step = tl.maximum((high - low) // 4, 1)
+    first = low + step
+    second = tl.minimum(first + step, high)
+    return first, second, tl.minimum(second + step, high)
+
+
+@triton.jit
+def _narrowed(low, high, first, second, third, sum_first, sum_second, sum_third, wanted):
+    """The part of the range in which the highest place lies that reaches ``wanted``."""
+    has_first, has_second, has_third = sum_first >= wanted, sum_second >= wanted, sum_third >= wanted
+    high = tl.where(has_third, high, tl.where(has_second, third, tl.where(has_first, second, first)))
+    low = tl.where(has_third, third, tl.where(has_second, second, tl.where(has_first, first, low)))
+    reached = tl.where(has_third, sum_third, tl.where(has_second, sum_second, sum_first))
+    return low, tl.where(reached == wanted, low + 1, high)  # exactly what is wanted lies at or above ``low``
+
+
+@triton.jit
+def _highest_among(
+    first_scores,
+    second_scores,
+    third_scores,
+    fourth_scores,
+    low,
+    wanted,
+    BY_MASS: tl.constexpr,
+    SCALE: tl.constexpr,
+):
+    """`_highest_with`, of the scores that `_lane_tops` kept."""
+    high = low * 0 + 1
+    while high - low > 1:
+        first, second, third = _cuts(low, high)
+        sum_first = _tally_among(
+            first_scores, second_scores, third_scores, fourth_scores, _score_of(first), BY_MASS, SCALE
+        )
+        sum_second = _tally_among(
+            first_scores, second_scores, third_scores, fourth_scores, _score_of(second), BY_MASS, SCALE
+        )
+        sum_third = _tally_among(
+            first_scores, second_scores, third_scores, fourth_scores, _score_of(third), BY_MASS, SCALE
+        )
+        low, high = _narrowed(low, high, first, second, third, sum_first, sum_second, sum_third, wanted)
+    return _score_of(low)
+
+
+@triton.jit
 def _highest_with(
     line,
     count_line,
@@ -119,38 +218,20 @@ def _highest_with(
     score at ``low`` if there is none above it. Thresholds that keep the same tokens, or the same mass, are as good."""
     high = low * 0 + 1  # the place after that of 0, the largest score: nothing lies there
     while high - low > 1:
-        step = tl.maximum((high - low) // 4, 1)
-        first = low + step
-        second = tl.minimum(first + step, high)
-        third = tl.minimum(second + step, high)
+        first, second, third = _cuts(low, high)
         score_first, score_second, score_third = _score_of(first), _score_of(second), _score_of(third)
-        if BY_MASS:
-            from_first = tl.zeros([BLOCK], tl.int64)
-            from_second = tl.zeros([BLOCK], tl.int64)
-            from_third = tl.zeros([BLOCK], tl.int64)
-        else:
-            from_first = tl.zeros([BLOCK], tl.int32)
-            from_second = tl.zeros([BLOCK], tl.int32)
-            from_third = tl.zeros([BLOCK], tl.int32)
+        from_first = tl.zeros([BLOCK], tl.int64 if BY_MASS else tl.int32)
+        from_second = tl.zeros([BLOCK], tl.int64 if BY_MASS else tl.int32)
+        from_third = tl.zeros([BLOCK], tl.int64 if BY_MASS else tl.int32)
         for begin in range(0, VOCAB, BLOCK):
             columns = begin + tl.arange(0, BLOCK)  # past the vocabulary lies -inf, below each of the three
             values = _values(line, count_line, columns, has_penalties, repetition, presence, frequency, VOCAB)
             scores = (values - top) * inverse
-            if BY_MASS:
-                masses = _mass_of(scores, SCALE)
-                from_first += tl.where(scores >= score_first, masses, 0)
-                from_second += tl.where(scores >= score_second, masses, 0)
-                from_third += tl.where(scores >= score_third, masses, 0)
-            else:
-                from_first += (scores >= score_first).to(tl.int32)
-                from_second += (scores >= score_second).to(tl.int32)
-                from_third += (scores >= score_third).to(tl.int32)
+            from_first += _tally(scores, score_first, BY_MASS, SCALE)
+            from_second += _tally(scores, score_second, BY_MASS, SCALE)
+            from_third += _tally(scores, score_third, BY_MASS, SCALE)
         sum_first, sum_second, sum_third = tl.sum(from_first, 0), tl.sum(from_second, 0), tl.sum(from_third, 0)
-        has_first, has_second, has_third = sum_first >= wanted, sum_second >= wanted, sum_third >= wanted
-        high = tl.where(has_third, high, tl.where(has_second, third, tl.where(has_first, second, first)))
-        low = tl.where(has_third, third, tl.where(has_second, second, tl.where(has_first, first, low)))
-        reached = tl.where(has_third, sum_third, tl.where(has_second, sum_second, sum_first))
-        high = tl.where(reached == wanted, low + 1, high)  # exactly what is wanted lies at or above ``low``
+        low, high = _narrowed(low, high, first, second, third, sum_first, sum_second, sum_third, wanted)
     return _score_of(low)
 
 
@@ -177,35 +258,57 @@ def _drawn(
     uniform = tl.load(row_settings + 7)
     threshold = tl.full([], float("-inf"), tl.float32)
     has_top_k = (top_k > 0) & (top_k < VOCAB)
+    has_top_p = top_p < 1
     num_kept = tl.minimum(top_k, VOCAB).to(tl.int32)
+    first = tl.full([BLOCK], float("-inf"), tl.float32)
+    second = first
+    third = first
+    fourth = first
+    rest = tl.full([], float("inf"), tl.float32)  # a threshold above it is one of the scores that were kept
+    if has_top_k | has_top_p:
+        first, second, third, fourth = _lane_tops(
+            line, count_line, has_penalties, repetition, presence, frequency, top, inverse, VOCAB, BLOCK
+        )
+        rest = tl.max(fourth, 0)
     if has_top_k:
-        threshold = _highest_with(
-            line, count_line, has_penalties, repetition, presence, frequency, top, inverse,
-            _key_of(threshold), num_kept, False, SCALE, VOCAB, BLOCK,
-        )  # fmt: skip
-    if top_p < 1:
-        count, mass = _at_or_above(
-            line, count_line, has_penalties, repetition, presence, frequency, top, inverse,
-            threshold, SCALE, VOCAB, BLOCK,
-        )  # fmt: skip
+        threshold = _highest_among(first, second, third, fourth, _key_of(threshold), num_kept, False, SCALE)
+        if threshold <= rest:
+            threshold = _highest_with(
+                line, count_line, has_penalties, repetition, presence, frequency, top, inverse,
+                _key_of(threshold), num_kept, False, SCALE, VOCAB, BLOCK,
+            )  # fmt: skip
+    if has_top_p:
+        if threshold > rest:
+            count = _tally_among(first, second, third, fourth, threshold, False, SCALE)
+            mass = _tally_among(first, second, third, fourth, threshold, True, SCALE)
+        else:
+            count, mass = _at_or_above(
+                line, count_line, has_penalties, repetition, presence, frequency, top, inverse,
+                threshold, SCALE, VOCAB, BLOCK,
+            )  # fmt: skip
         if has_top_k:  # of tokens tied at its limit top-k keeps all, but the share is of k tokens
             mass -= (count - num_kept).to(tl.int64) * _mass_of(threshold, SCALE)
         wanted = tl.maximum((top_p * mass.to(tl.float64)).to(tl.int64), 1)
         lowest = tl.maximum(tl.maximum(threshold, min_score), NO_MASS)
-        threshold = _highest_with(
-            line, count_line, has_penalties, repetition, presence, frequency, top, inverse,
-            _key_of(lowest), wanted, True, SCALE, VOCAB, BLOCK,
-        )  # fmt: skip
+        threshold = _highest_among(first, second, third, fourth, _key_of(lowest), wanted, True, SCALE)
+        if threshold <= rest:
+            threshold = _highest_with(
+                line, count_line, has_penalties, repetition, presence, frequency, top, inverse,
+                _key_of(threshold), wanted, True, SCALE, VOCAB, BLOCK,
+            )  # fmt: skip
     threshold = tl.maximum(threshold, min_score)
 
-    count, mass = _at_or_above(
-        line, count_line, has_penalties, repetition, presence, frequency, top, inverse,
-        threshold, SCALE, VOCAB, BLOCK,
-    )  # fmt: skip
+    if threshold > rest:
+        mass = _tally_among(first, second, third, fourth, threshold, True, SCALE)
+    else:
+        _, mass = _at_or_above(
+            line, count_line, has_penalties, repetition, presence, frequency, top, inverse,
+            threshold, SCALE, VOCAB, BLOCK,
+        )  # fmt: skip
     target = tl.minimum((uniform * mass.to(tl.float64)).to(tl.int64), mass - 1)  # the product may be rounded up
     lanes = tl.arange(0, BLOCK)
     running = mass * 0
-    begin = count * 0
+    begin = num_kept * 0
     while (running <= target) & (begin < VOCAB):
         values = _values(line, count_line, begin + lanes, has_penalties, repetition, presence, frequency, VOCAB)
         scores = (values - top) * inverse
