@@ -82,21 +82,29 @@ def _of_reached(name: str, value: Any, get: Callable[[], Any], *, enters_breaks:
         yield from _of_value(f"{name}.{key}" if name else key, item, functools.partial(_attribute, get, key))
 
 
-def _of_value(name: str, value: Any, get: Callable[[], Any], *, enters_modules: bool = True) -> Iterator[Place]:
+def _of_value(
+    name: str,
+    value: Any,
+    get: Callable[[], Any],
+    *,
+    peek: Callable[[], Any] | None = None,
+    enters_modules: bool = True,
+) -> Iterator[Place]:
+    peek = peek or get
     if isinstance(value, torch.Tensor):
-        yield Place(name, get, get, value, is_registered=False)
+        yield Place(name, get, peek, value, is_registered=False)
     elif isinstance(value, torch.nn.Module):
         if enters_modules:
             yield from _of_module("" if name == "state" else name, value, get)
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            entry = functools.partial(_entry, get, key)
-            yield from _of_value(f"{name}[{key!r}]", item, entry, enters_modules=enters_modules)
+            entry, glance = functools.partial(_entry, get, key), functools.partial(_entry, peek, key)
+            yield from _of_value(f"{name}[{key!r}]", item, entry, peek=glance, enters_modules=enters_modules)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             if isinstance(item, torch.Tensor | torch.nn.Module):
-                entry = functools.partial(_item, get, index)
-                yield from _of_value(f"{name}[{index}]", item, entry, enters_modules=enters_modules)
+                entry, glance = functools.partial(_item, get, index), functools.partial(_item, peek, index)
+                yield from _of_value(f"{name}[{index}]", item, entry, peek=glance, enters_modules=enters_modules)
 
 
 def _of_module(name: str, root: torch.nn.Module, get_root: Callable[[], Any]) -> Iterator[Place]:
@@ -108,11 +116,11 @@ def _of_module(name: str, root: torch.nn.Module, get_root: Callable[[], Any]) ->
             for key, value in getattr(owner, kind).items():
                 get = functools.partial(_in_module, get_root, path, kind, key)
                 full_name = f"{prefix}.{key}" if prefix else key
+                peek = functools.partial(getattr(owner, kind).get, key)
                 if isinstance(value, torch.Tensor):
-                    peek = functools.partial(getattr(owner, kind).get, key)
                     yield Place(full_name, get, peek, value, is_registered=kind != "__dict__")
                 elif kind == "__dict__" and key not in _TORCHS_OWN:  # modules in plain containers may be cyclic
-                    yield from _of_value(full_name, value, get, enters_modules=False)
+                    yield from _of_value(full_name, value, get, peek=peek, enters_modules=False)
 
 
 def _in_module(get_root: Callable[[], Any], path: tuple[str, ...], kind: str, key: str) -> Any:
