@@ -19,10 +19,16 @@ bench() { ostinato bench "$@" --load-format dummy --json "$out/"; }
 tests() { make test-gpu GPU_PYTHON="$python"; }
 decode() { bench decode --model $small --modes auto,none --no-profile; }
 decode_large() { bench decode --model $large --modes auto --no-profile; }
-prefill() { bench prefill --model $small --modes auto --no-profile && bench prefill --model $large --modes auto --no-profile; }
-segments() { bench segments --model $small; }
+prefill() { # the lengths of the published tables, and those between
+    bench prefill --model $small --modes auto --tokens 16,200,512,2048,4096 &&
+        bench prefill --model $large --modes auto --tokens 200,900,4096
+}
+segments() { bench segments --model $small && bench segments --model $large --segments 1; }
+checks() { bench checks --model $small; }
+dispatch() { bench dispatch --model $small; }
 surface() { bench surface --model $small; }
 startup() { bench startup --model $small --modes auto && bench startup --model $small --modes auto --capture background; }
+startup_large() { bench startup --model $large --modes auto --repeats 1; }
 memory() { # three shapes: predicted, and measured on a whole engine
     ostinato memory --model $small --load-format dummy --measure --json >"$out/memory_llama-3.2-1b.json" &&
         ostinato memory --model $large --load-format dummy --measure --json >"$out/memory_llama-3.1-8b.json" &&
@@ -37,7 +43,7 @@ explain() { # what every way to run a step costs, and what is chosen
 growth() { "$python" benchmarks/growth.py --model $small --json "$out/"; }
 host() { "$python" benchmarks/host_step.py --json "$out/"; }
 
-all=(tests decode prefill memory startup qualify segments decode_large explain growth host surface)
+all=(tests decode prefill memory startup qualify segments checks dispatch decode_large startup_large explain growth host surface)
 stages=("$@") failed=()
 [ ${#stages[@]} -eq 0 ] && stages=("${all[@]}")
 for stage in "${stages[@]}"; do

@@ -5,7 +5,7 @@ Everything else that a benchmark knows of an engine comes from its public method
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,18 +13,22 @@ import torch
 
 from ostinato.bench.clock import host_times_us, step_times_ms
 from ostinato.engine.attention import install_forward_context
-from ostinato.runtime import Graphed, GraphKey, LiveBatch, RuntimeMode
+from ostinato.engine.execution.costs import EngineSteps
+from ostinato.runtime import CostTable, Graphed, GraphKey, LiveBatch, RuntimeMode
 
 if TYPE_CHECKING:
     from ostinato import LLM
 
 __all__ = [
+    "check_guards",
     "decode_key",
     "facade_of",
     "fill_decode_inputs",
     "made_up",
     "made_up_eager_ms",
     "made_up_replay_ms",
+    "measure_buckets",
+    "model_of",
     "replay_host_us",
     "replay_ms",
 ]
@@ -33,6 +37,35 @@ __all__ = [
 def facade_of(llm: LLM) -> Graphed:
     """The one `Graphed` of an engine."""
     return llm._require_open().graphed
+
+
+def model_of(llm: LLM) -> torch.nn.Module:
+    """The module with an engine's weights."""
+    return llm._require_open()._model
+
+
+def check_guards(graphed: Graphed, key: GraphKey) -> tuple[Callable[[], None], int]:
+    """What a step does before it replays ``key``, and how many tensors that watches."""
+    guards, buffers = graphed._captured._guards[key], graphed.buffers
+
+    def run() -> None:
+        buffers.check_addresses()
+        graphed._captured.check(key)
+
+    return run, guards.num_watched
+
+
+def measure_buckets(llm: LLM, *, budget_seconds: float) -> CostTable:
+    """What each bucket of an idle engine costs now; its own decisions stay as they were."""
+    executor = llm._require_open()
+    graphed, costs = executor.graphed, executor.graphed.costs
+    sizes = sorted({key.num_tokens for key in graphed.plans})
+    try:
+        return graphed.measure(steps=EngineSteps(executor), sizes=sizes, budget_seconds=budget_seconds)
+    finally:
+        graphed.use_costs(costs)
+        executor.forget_requests()
+        executor.leave_step()
 
 
 def decode_key(llm: LLM, *, num_reqs: int, context_tokens: int) -> GraphKey | None:

@@ -18,6 +18,8 @@ _LINES: Final[dict[str, tuple[str, str, tuple[str, ...], bool]]] = {
     "prefill": ("tokens", "ttft_ms", ("mode",), True),
     "surface": ("tokens", "step_ms", ("variant", "requests"), True),
     "segments": ("segments", "off_us", ("callable",), True),
+    "checks": ("watched", "both_us", ("callable", "guards"), False),
+    "dispatch": ("sizes", "worst_percent", ("kind",), False),
     "serve": ("rate", "ttft_ms_p99", ("mode",), True),
 }
 _LABELS: Final = {
@@ -29,6 +31,10 @@ _LABELS: Final = {
     "segments": "segments",
     "off_us": "host time of a replay, us",
     "rate": "requests a second",
+    "watched": "tensors that are watched",
+    "both_us": "decision and guards, us",
+    "sizes": "sizes of a step",
+    "worst_percent": "most that a decision loses, %",
     "ttft_ms_p99": "99th percentile of time to first token, ms",
 }
 _STAGES: Final = ("interpreter", "imports", "weights", "warm_up", "capture", "first_token")

@@ -24,6 +24,11 @@ _COLUMNS: Final[dict[str, tuple[str, ...]]] = {
         "callable", "tokens", "segments", "breaks", "on_us", "sampled_us", "off_us", "bare_us", "call_us",
         "off_us_per_segment", "bare_us_per_segment",
     ),
+    "checks": ("callable", "guards", "watched", "decide_us", "guards_us", "both_us", "both_us_spread"),
+    "dispatch": (
+        "kind", "sizes", "weighed", "worst_percent", "worst_at", "mean_percent", "over_percent", "order_worst_percent",
+        "order_mean_percent",
+    ),
     "startup": (
         "mode", "caches", "total_s", "interpreter_s", "imports_s", "weights_s", "warm_up_s", "capture_s",
         "first_token_s", "num_graphs",

@@ -16,6 +16,8 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "prefill": [{"mode": "none", "tokens": 16, "ttft_ms": 2.5}],
     "surface": [{"variant": "fx", "tokens": 8, "requests": 1, "step_ms": 1.0}],
     "segments": [{"callable": "model", "segments": 3, "off_us": 10.0}],
+    "checks": [{"callable": "m", "guards": "off", "watched": 3, "both_us": 1.0}],
+    "dispatch": [{"kind": "decode", "sizes": 4, "worst_percent": 0.5}],
     "startup": [{"mode": "none", "total_s": 2.0}
                 | {f"{s}_s": 0.1 for s in ("interpreter", "imports", "weights", "warm_up", "capture", "first_token")}],
     "serve": [{"mode": "none", "rate": 8.0, "ttft_ms_p99": 5.0, "load": "poisson 8/s"}],

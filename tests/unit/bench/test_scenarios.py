@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +15,11 @@ from ostinato.bench.end_to_end import host_us_between
 from ostinato.bench.peers import registry
 from ostinato.bench.run import Run
 from ostinato.bench.scenarios import decode
+from ostinato.bench.scenarios.dispatch import losses
 from ostinato.engine.config import EngineConfig
 from ostinato.errors import ConfigError
+from ostinato.runtime import BatchKind, CostSample, CostTable, GraphKey, LiveBatch, Reason, Rejection, RuntimeMode
+from ostinato.runtime.dispatch import decision_for
 from ostinato.testing.tiny_models import write_tiny_model
 
 
@@ -80,6 +84,38 @@ def test_surface_of_full_graphs_replays_the_last_step(model: Path) -> None:
     (row,) = found.rows
     assert (row["kind"], row["runtime_mode"], row["segments"]) == ("decode", "FULL", 1)
     assert row["replay_ms"] > 0 and "eager_ms" not in row
+
+
+def test_checks(model: Path) -> None:
+    found = run(model, "checks", repeats=2)
+    assert found.failed == {}
+    by_level = {level: [row for row in found.rows if row["guards"] == level] for level in ("always", "sampled", "off")}
+    for level, rows in by_level.items():
+        kinds = [row["callable"] for row in rows]
+        assert kinds[:2] == ["model, FULL decode", "model, PIECEWISE"] and kinds[2].startswith("20 inputs, "), kinds
+        assert all((row["watched"] == 0) == (level == "off") for row in rows)
+        assert all(row["both_us"] >= row["guards_us"] > 0 for row in rows)
+    assert by_level["always"][2]["watched"] > 10, "the weights that the callable is said to read"
+
+
+def test_dispatch(model: Path) -> None:
+    found = run(model, "dispatch", tokens=(16,), repeats=1, engine={"max_num_reqs": 4})
+    assert found.failed == {}
+    decode, prefill = found.rows
+    assert [(row["kind"], row["weighed"]) for row in (decode, prefill)] == [("decode", 4), ("prefill", 16)]
+    for row in found.rows:
+        assert row["worst_percent"] + 0.01 >= row["mean_percent"] >= 0 and row["order_worst_percent"] >= 0
+        assert sum(count for name, count in row.items() if name.startswith("num_")) == row["sizes"]
+
+
+def test_losses_are_told_by_other_times_than_the_decision_was_made_by() -> None:
+    small, large = (GraphKey(runtime_mode=RuntimeMode.FULL, num_tokens=n) for n in (8, 16))
+    live = LiveBatch(num_tokens=5)
+    rejected = Rejection("large", Reason.LATER_IN_ORDER, "", key=large, cost_ms=9.0)
+    decision = dataclasses.replace(decision_for(live, small), alternatives=(rejected,), cost_ms=1.0)
+    kind = BatchKind()
+    times = CostTable(tuple(CostSample(kind=kind, way="full graph", size=n, ms=ms) for n, ms in ((8, 3.0), (16, 2.0))))
+    assert losses([decision], times) == {5: (pytest.approx(50.0), pytest.approx(50.0))}
 
 
 def test_segments(model: Path) -> None:
