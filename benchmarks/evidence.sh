@@ -20,8 +20,8 @@ tests() { make test-gpu GPU_PYTHON="$python"; }
 decode() { bench decode --model $small --modes auto,none --no-profile; }
 decode_large() { bench decode --model $large --modes auto --no-profile; }
 prefill() { # the lengths of the published tables, and those between
-    bench prefill --model $small --modes auto --tokens 16,200,512,2048,4096 &&
-        bench prefill --model $large --modes auto --tokens 200,900,4096
+    bench prefill --model $small --modes auto --tokens 16,200,512,900,2048,4096 --no-profile &&
+        bench prefill --model $large --modes auto --tokens 200,900,4096 --no-profile
 }
 segments() { bench segments --model $small && bench segments --model $large --segments 1; }
 checks() { bench checks --model $small; }
