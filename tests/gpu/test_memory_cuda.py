@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import gc
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+import ostinato
 from ostinato import LLM, SamplingParams
-from ostinato.engine.config import EngineConfig
-from ostinato.engine.execution import forecast_memory, load_model
 from ostinato.testing.tiny_models import write_tiny_model
 
 pytestmark = [
@@ -23,19 +25,21 @@ MIB = 1 << 20
 
 @pytest.mark.parametrize("name", ["tiny", "llama-3.2-1b"])
 def test_predicted_within_a_tenth_or_64_mib(name: str, tmp_path: Path) -> None:
+    """In a process of its own: the driver keeps what graphs leave behind, and the next ones seem to take nothing."""
     folder = write_tiny_model(tmp_path) if name == "tiny" else SHAPES / name
-    config = EngineConfig(model=str(folder), load_format="dummy", max_model_len=1024 if name != "tiny" else 256)
-    loaded = load_model(config)
-    found = forecast_memory(loaded, is_measured=True)
-    del loaded
-    gc.collect()
-    assert found.measured is not None and found.device is not None
-    for owner, predicted in found.predicted.items():
-        measured = found.measured[owner]
+    command = [sys.executable, "-m", "ostinato", "memory", "--model", str(folder), "--load-format", "dummy"]
+    command += ["--max-model-len", "256" if name == "tiny" else "1024", "--measure", "--json"]
+    source = str(Path(ostinato.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    for owner, predicted in found["predicted"].items():
+        measured = found["measured"][owner]
         assert abs(measured - predicted) <= max(0.1 * predicted, 64 * MIB), (owner, predicted, measured)
         assert measured >= 0
-    assert found.measured["executables"] > 0
-    assert found.device.outside_bytes >= found.measured["KV cache"], "mapped beside the allocator"
+    assert found["measured"]["executables"] > 0
+    assert found["device"]["outside_bytes"] >= found["measured"]["KV cache"], "mapped beside the allocator"
 
 
 def test_the_cache_takes_what_graphs_have_left() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from ostinato.runtime.dispatch.costs import BatchKind, CostSample, CostTable, way_of
+from ostinato.runtime.dispatch.costs import EAGER, BatchKind, CostSample, CostTable, way_of
 from ostinato.runtime.dispatch.decision import Decision
 from ostinato.runtime.dispatch.policy import KEYS_A_GROUP, decision_for
 from ostinato.runtime.keys import GraphKey, LiveBatch, RuntimeMode
@@ -19,7 +19,8 @@ from ostinato.runtime.keys import GraphKey, LiveBatch, RuntimeMode
 __all__ = ["StepRun", "StepsToTime", "TimedStep", "measure_steps", "spaced", "steps_to_time"]
 
 _MOST_APART: Final = 1.5
-"""Ratio of neighbouring sizes that are measured. Between them costs are taken to be linear."""
+"""Ratio of neighbouring sizes at which eager is measured. Between them its cost is taken to be linear; that of graphs
+is not, since kernels change with the bucket: each is measured."""
 _ROUNDS: Final = 4
 """Even: the middle of as many times there as back again is the same for all under a steady drift."""
 _MOST_REPEATS: Final = 24
@@ -79,7 +80,7 @@ def steps_to_time(
         keys: those that may be used.
         query_lens: tokens that a request brings in uniform decode; empty if the callable knows no requests.
         tiers: KV tiers, if keys have any.
-        sizes: only buckets of these numbers of tokens. None: the smallest, the largest, and some between.
+        sizes: only buckets of these numbers of tokens. None: all; eager at the smallest, the largest, and some between.
     """
     keys = [key for key in keys if not key.num_active_loras and not key.variant]
     has_mixed_tiers = any(key.kv_tier is not None and key.uniform_query_len is None for key in keys)
@@ -90,10 +91,12 @@ def steps_to_time(
         for way in dict.fromkeys(way_of(key) for key in keys):
             lives = _lives([key for key in keys if way_of(key) == way and _serves(key, kind)], kind, steps)
             for key in _sampled(list(lives), sizes):
-                live = lives[key]
-                for taken in (key, None):
-                    step = TimedStep(kind=kind, decision=decision_for(live, taken), like=key)
-                    found.setdefault((kind, way_of(taken), step.size), step)
+                step = TimedStep(kind=kind, decision=decision_for(lives[key], key), like=key)
+                found.setdefault((kind, way, step.size), step)
+            chosen = spaced([key.num_tokens for key in lives]) if sizes is None else sizes
+            for key in _sampled(list(lives), chosen):
+                step = TimedStep(kind=kind, decision=decision_for(lives[key], None), like=key)
+                found.setdefault((kind, EAGER, step.size), step)
     return sorted(found.values(), key=lambda step: step.size)
 
 
@@ -159,8 +162,7 @@ def _lives(keys: Iterable[GraphKey], kind: BatchKind, steps: StepsToTime) -> dic
 
 
 def _sampled(keys: Sequence[GraphKey], sizes: Sequence[int] | None) -> list[GraphKey]:
-    chosen = spaced([key.num_tokens for key in keys]) if sizes is None else sizes
-    return [key for key in keys if key.num_tokens in chosen]
+    return [key for key in keys if sizes is None or key.num_tokens in sizes]
 
 
 def _serves(key: GraphKey, kind: BatchKind) -> bool:
