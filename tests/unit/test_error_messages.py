@@ -375,7 +375,7 @@ CASES: dict[type[errors.OstinatoError], Parts] = {
     errors.JitInCaptureError: Parts(
         provoke=first_jit_in_a_capture,
         what="would compile for the first time inside a capture",
-        where={"kernel": "kernel of"},
+        where={"kernel": "kernel of", "at": HERE},
         fix="call it once during warm_up",
     ),
     errors.NestedCaptureError: Parts(

@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar, overload
 import torch
 
 from ostinato.errors import ConfigError, JitInCaptureError
+from ostinato.runtime.user_frames import user_frame
 
 __all__ = [
     "BREAK_NAMESPACE",
@@ -219,5 +220,6 @@ def jit_mark(name: str) -> None:
             f"{name!r} would compile for the first time inside a capture",
             fix="call it once during warm_up with the same specialisation",
             kernel=name,
+            at=user_frame(),
         )
     _compiled.add(name)

@@ -145,8 +145,9 @@ def test_a_jit_that_happens_in_a_capture_is_refused_in_it_too():
         config = GraphConfig(mode="piecewise", partition=partition, sizes=(4,))
         with Graphed(lambda x: specialising(x) + 1, example=(torch.ones(4, 2),), config=config) as graphed:
             graphed.warm_up()
-            with pytest.raises(JitInCaptureError):
+            with pytest.raises(JitInCaptureError) as caught:
                 graphed.capture()
+            assert caught.value.context["at"].startswith(__file__), "whoever launches the kernel"
 
 
 # --- what must be declared --------------------------------------------------------------------------

@@ -33,9 +33,10 @@ from ostinato.runtime.capture.cuda_driver import count_nodes, node_names
 from ostinato.runtime.capture.externals import External, ExternalLog
 from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.generation import Generation
-from ostinato.runtime.capture.watch import OpWatch, raising_frame, user_frame
+from ostinato.runtime.capture.watch import OpWatch
 from ostinato.runtime.nest import tensors
 from ostinato.runtime.ops import op_name
+from ostinato.runtime.user_frames import raising_frame, user_frame
 
 __all__ = ["CudaBackend", "CudaGraph"]
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import traceback
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, Self, cast
 
 import torch
@@ -23,8 +21,9 @@ from ostinato.errors import CaptureError, DynamicShapeError, HostSyncError, Unbr
 from ostinato.runtime.breaks import BREAK_NAMESPACE
 from ostinato.runtime.capture.externals import ExternalLog
 from ostinato.runtime.ops import UNBROKEN_RULE, BlockReason, OpRule, classify_function, classify_op, op_name
+from ostinato.runtime.user_frames import user_frame
 
-__all__ = ["FunctionWatch", "OpWatch", "raising_frame", "refuse", "user_frame"]
+__all__ = ["FunctionWatch", "OpWatch", "refuse"]
 
 
 _installing = threading.RLock()
@@ -154,27 +153,3 @@ def refuse(what: str, rule: OpRule, *, at: str | None = None) -> CaptureError:
     """The typed error for an op that ``rule`` forbids, with the user's file and line: ``at``, or the running one."""
     message = f"{what} cannot be captured: {rule.reason.value}"
     return _ERRORS.get(rule.reason, CaptureError)(message, fix=rule.fix, op=what, at=at or user_frame())
-
-
-def user_frame() -> str:
-    """``file:line`` of the innermost frame outside torch and this package's runtime."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if _is_users(frame):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "unknown"
-
-
-def raising_frame(error: BaseException) -> str:
-    """``file:line`` of the innermost user frame that ``error`` came through."""
-    found = "unknown"
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        if _is_users(frame):
-            found = f"{frame.f_code.co_filename}:{line}"
-    return found
-
-
-def _is_users(frame: FrameType) -> bool:
-    module = frame.f_globals.get("__name__", "")
-    return not (module == "torch" or module.startswith(("torch.", "ostinato.runtime.", "contextlib", "functools")))

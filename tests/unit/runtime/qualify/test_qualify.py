@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from ostinato.runtime import (
     graph_break,
 )
 from ostinato.runtime.breaks import is_recording
+from ostinato.runtime.runners import CapturedPlan
 from ostinato.telemetry import KeyQuarantined, MemorySink
 
 ROWS = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
@@ -52,6 +54,19 @@ def test_a_sound_callable_passes(ready):
         assert key.time_ratio is not None and key.time_ratio > 0
     report.check()
     assert graphed.explain(ROWS).reason is Reason.EXACT
+
+
+def test_a_graph_that_is_slower_than_eager_is_warned_of_and_passes(ready, monkeypatch):
+    """Its launch topology may have been frozen badly."""
+    graphed = ready(through_a_break, ROWS, sizes=(8,), mode="piecewise")
+    (key,) = graphed.qualify().keys
+    assert not any("slower" in warning for warning in key.warnings)
+    replay = CapturedPlan.replay
+    monkeypatch.setattr(CapturedPlan, "replay", lambda plan, num_live: (time.sleep(0.002), replay(plan, num_live))[1])
+    report = graphed.qualify()
+    assert report.passed
+    (warning,) = report.keys[0].warnings
+    assert warning.startswith("slower: a replay takes ") and report.keys[0].time_ratio > 1.1
 
 
 @pytest.mark.parametrize("partition", ["breakable", "fx"])

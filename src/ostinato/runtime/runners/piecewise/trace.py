@@ -16,10 +16,11 @@ import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ostinato.errors import OstinatoError, UntraceableError
-from ostinato.runtime.capture.watch import refuse, user_frame
+from ostinato.runtime.capture.watch import refuse
 from ostinato.runtime.nest import tensors
 from ostinato.runtime.ops import UNBROKEN_RULE, op_name
 from ostinato.runtime.runners.piecewise.program import GraphCompiler, TracedProgram
+from ostinato.runtime.user_frames import user_frame
 
 __all__ = ["trace"]
 
