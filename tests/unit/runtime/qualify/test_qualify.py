@@ -59,14 +59,12 @@ def test_a_sound_callable_passes(ready):
 def test_a_graph_that_is_slower_than_eager_is_warned_of_and_passes(ready, monkeypatch):
     """Its launch topology may have been frozen badly."""
     graphed = ready(through_a_break, ROWS, sizes=(8,), mode="piecewise")
-    (key,) = graphed.qualify().keys
-    assert not any("slower" in warning for warning in key.warnings)
     replay = CapturedPlan.replay
-    monkeypatch.setattr(CapturedPlan, "replay", lambda plan, num_live: (time.sleep(0.002), replay(plan, num_live))[1])
+    monkeypatch.setattr(CapturedPlan, "replay", lambda plan, num_live: (time.sleep(0.02), replay(plan, num_live))[1])
     report = graphed.qualify()
     assert report.passed
     (warning,) = report.keys[0].warnings
-    assert warning.startswith("slower: a replay takes ") and report.keys[0].time_ratio > 1.1
+    assert warning.startswith("slower: a replay takes ") and report.keys[0].time_ratio > 2
 
 
 @pytest.mark.parametrize("partition", ["breakable", "fx"])
