@@ -13,6 +13,9 @@ from ostinato.errors import TargetError, UnknownNameError
 from ostinato.runtime import diagnose, graph_break, opaque_op
 from ostinato.runtime.breaks import is_planning
 from ostinato.runtime.doctor import render
+from ostinato.runtime.doctor.trial import MODES
+from ostinato.runtime.keys import GraphKey
+from ostinato.runtime.runners import BreakableRunner, Call, CapturedPlan
 
 LINEAR = nn.Linear(8, 8)
 X = torch.randn(4, 8)
@@ -49,6 +52,26 @@ def test_a_declared_break_that_is_not_in_the_plan_is_reported() -> None:
 def test_a_plan_that_records_nothing_is_reported() -> None:
     found = diagnose(lambda x: x, (X,), modes=("full",))
     assert any("nothing was recorded" in warning for warning in found.modes["full"].warnings)
+
+
+class KeepsEmptySegments(BreakableRunner):
+    """A runner that does not drop what recorded nothing, as ours does."""
+
+    def capture(self, key: GraphKey, call: Call) -> CapturedPlan:
+        plan = super().capture(key, call)
+        with self._backend.session():
+            self._backend.begin()
+            plan.entries.append(self._backend.end())
+        return plan
+
+
+def test_a_plan_with_an_empty_segment_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = diagnose(LINEAR, (X,), modes=("breakable",))
+    assert not found.modes["breakable"].warnings
+    monkeypatch.setitem(MODES, "breakable", KeepsEmptySegments)
+    outcome = diagnose(LINEAR, (X,), modes=("breakable",)).modes["breakable"]
+    assert outcome.warnings == ("the plan has an empty segment",)
+    assert (outcome.num_segments, outcome.num_nodes) == (2, found.modes["breakable"].num_nodes)
 
 
 def test_attention_that_is_told_a_host_length_is_a_warning() -> None:
