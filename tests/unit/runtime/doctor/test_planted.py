@@ -190,6 +190,14 @@ def test_fx_takes_the_suggested_break_too() -> None:
     assert (found.modes["piecewise"].num_segments, found.modes["piecewise"].num_breaks) == (2, 1)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", [{"partition": "inductor"}, {"compiler": "inductor"}])
+def test_compiled_trials_take_the_suggested_break_too(how: dict[str, str]) -> None:
+    outcome = planted(item, "cuda", modes=("piecewise",), **how).modes["piecewise"]
+    assert (outcome.works, outcome.num_segments, outcome.num_breaks) == (True, 2, 1), outcome
+    assert planted(scratch, "cuda", modes=("full",), **how).modes["full"].works
+
+
 # --- conditions: they block nothing, and are said ------------------------------------------------------------
 
 
