@@ -56,7 +56,9 @@ def bench(
     ] = None,
     repeats: Annotated[int | None, typer.Option(help="Measurements of each row.")] = None,
     seed: Annotated[int, typer.Option(help="Of prompts and arrivals.")] = 0,
-    modes: Annotated[str | None, typer.Option(help="Modes to compare.", rich_help_panel=LOAD_PANEL)] = None,
+    modes: Annotated[
+        str | None, typer.Option("--modes", "--mode", help="Modes to compare, or one.", rich_help_panel=LOAD_PANEL)
+    ] = None,
     variants: Annotated[
         str | None, typer.Option(help="Of surface: ways to make graphs.", rich_help_panel=LOAD_PANEL)
     ] = None,

@@ -6,17 +6,19 @@ goes to standard error, so that the report stays readable by programs. Torch is 
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from ostinato.cli.options import Attention, Device, Json, LoadFormat
+from ostinato.cli.options import Attention, Compile, Device, Json, LoadFormat, Mode, Partition
 from ostinato.cli.output import be_lenient, print_json
 from ostinato.cli.targets import is_factory, load_call
 from ostinato.engine.config import EngineConfig
+from ostinato.errors import ConfigError
 
 if TYPE_CHECKING:
     from ostinato.runtime import Diagnosis
@@ -24,6 +26,15 @@ if TYPE_CHECKING:
 __all__ = ["doctor"]
 
 EXIT_BLOCKED = 1
+_ALL: Final = ("full", "piecewise", "breakable")
+_TRIED: Final = {
+    "auto": _ALL,
+    "full_and_piecewise": _ALL,
+    "full": _ALL[:1],
+    "full_decode_only": _ALL[:1],
+    "piecewise": _ALL[1:],
+}
+"""What is tried of a callable of which nobody knows the steps, by mode."""
 
 
 def doctor(
@@ -34,6 +45,9 @@ def doctor(
             "kwargs]); or a model: hub name, folder or .gguf file."
         ),
     ],
+    mode: Mode = "full_and_piecewise",
+    partition: Partition = "fx",  # beside breakable, which is tried in any case: it needs no tracer
+    compiler: Compile = "none",
     device: Device = "auto",
     attention: Attention = "auto",
     load_format: LoadFormat = "dummy",
@@ -41,24 +55,23 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Say what blocks the capture of a callable or model, where, and which breaks mend it."""
+    config = EngineConfig(
+        model=target,
+        mode=mode,
+        partition=partition,
+        compile=compiler,
+        device=device,
+        attention=attention,
+        load_format=load_format,
+        max_num_reqs=4,
+        max_num_batched_tokens=16,
+        decode_sizes=(4,),
+        token_sizes=(16,),
+    )
+    if mode == "none":
+        raise ConfigError("mode none makes no graphs: there is nothing to examine", fix="choose a mode with graphs")
     with redirect_stdout(sys.stderr):
-        found: Mapping[str, Diagnosis]
-        if is_factory(target):
-            found = {"": _examine_call(target, device)}
-        else:
-            found = _examine_model(
-                EngineConfig(
-                    model=target,
-                    device=device,
-                    attention=attention,
-                    load_format=load_format,
-                    mode="full_and_piecewise",
-                    max_num_reqs=4,
-                    max_num_batched_tokens=16,
-                    decode_sizes=(4,),
-                    token_sizes=(16,),
-                )
-            )
+        found = {"": _examine_call(config)} if is_factory(target) else _examine_model(config)
     if as_json:
         print_json(_document(target, found))
     else:
@@ -67,13 +80,31 @@ def doctor(
         raise typer.Exit(EXIT_BLOCKED)
 
 
-def _examine_call(target: str, device: str) -> Diagnosis:
+def _examine_call(config: EngineConfig) -> Diagnosis:
+    from ostinato import runtime
     from ostinato.engine.execution.loading import find_device
-    from ostinato.runtime import diagnose
+    from ostinato.runtime.nest import tensors
 
-    with nullcontext() if device == "auto" else find_device(device):
-        fn, args, kwargs = load_call(target)
-    return diagnose(fn, args, kwargs)
+    with nullcontext() if config.device == "auto" else find_device(config.device):
+        fn, args, kwargs = load_call(config.model)
+    resolved = runtime.resolve_mode(
+        runtime.ModeRequest(
+            mode=runtime.Mode.FULL_AND_PIECEWISE,
+            knows_requests=True,
+            partition=runtime.Partition(config.partition),
+            compiler=runtime.Compiler(config.compile),
+            device_type=next((tensor.device.type for tensor in tensors((args, kwargs))), "cpu"),
+        )
+    )
+    found = runtime.diagnose(
+        fn,
+        args,
+        kwargs,
+        modes=_TRIED[config.mode],
+        partition=resolved.partition,
+        compiler=resolved.compiler,
+    )
+    return _noting(resolved.reasons, found)
 
 
 def _examine_model(config: EngineConfig) -> Mapping[str, Diagnosis]:
@@ -82,9 +113,15 @@ def _examine_model(config: EngineConfig) -> Mapping[str, Diagnosis]:
 
     executor = Executor(load_model(config, progress=progress_on_stderr()))
     try:
-        return examine_steps(executor)
+        reasons = executor.graphed.mode.reasons
+        return {step: _noting(reasons, diagnosis) for step, diagnosis in examine_steps(executor).items()}
     finally:
         executor.close()
+
+
+def _noting(reasons: Sequence[str], found: Diagnosis) -> Diagnosis:
+    """``found`` with the reasons why mode, partition or compiler are not what was asked."""
+    return dataclasses.replace(found, notes=(*reasons, *found.notes))
 
 
 def _document(target: str, found: Mapping[str, Diagnosis]) -> dict[str, Any]:
@@ -97,7 +134,12 @@ def _document(target: str, found: Mapping[str, Diagnosis]) -> dict[str, Any]:
         joined[name] = [{"step": step, **op} for step, one in documents.items() for op in one[name]]
     for name in ("suggested_breaks", "advice", "notes"):
         joined[name] = list({str(item): item for one in documents.values() for item in one[name]}.values())
-    joined["modes"] = {mode: outcome for one in documents.values() for mode, outcome in one["modes"].items()}
+    modes: dict[str, Any] = {}
+    for step, one in documents.items():
+        for mode, outcome in one["modes"].items():
+            if mode not in modes or (modes[mode]["works"] and not outcome["works"]):  # the step that it fails for tells
+                modes[mode] = {"step": step, **outcome}
+    joined["modes"] = modes
     return joined
 
 

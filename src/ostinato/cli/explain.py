@@ -55,6 +55,7 @@ def explain(
     ] = None,
     max_model_len: MaxModelLen = None,
     draft_length: Annotated[int, typer.Option(help="Tokens that a draft adds to each decode.")] = 0,
+    active_loras: Annotated[int, typer.Option(help="Adapters that are active in a step.")] = 0,
     decode: Annotated[int | None, typer.Option(help="Requests that decode.", rich_help_panel=STEP_PANEL)] = None,
     prefill: Annotated[int | None, typer.Option(help="Tokens of a prompt.", rich_help_panel=STEP_PANEL)] = None,
     mixed: Annotated[
@@ -72,10 +73,12 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Show which graphs a mode gives for a model on this machine, what a step runs as, and why not otherwise."""
-    if draft_length < 0:
-        raise ConfigError(f"draft_length is {draft_length}", fix="use 0 (no draft) or more")
-    if draft_length and measure:
-        raise ConfigError("drafts cannot be measured", fix="leave out --measure or --draft-length")
+    assumptions = (("--draft-length", "drafts", draft_length), ("--active-loras", "adapters", active_loras))
+    for option, what, value in assumptions:
+        if value < 0:
+            raise ConfigError(f"{option} is {value}", fix=f"use 0 (no {what}) or more")
+        if value and measure:
+            raise ConfigError(f"{what} cannot be measured", fix=f"leave out --measure or {option}")
     asked = _asked(decode, prefill, mixed)
     config = EngineConfig(
         model=model,
@@ -101,9 +104,10 @@ def explain(
     from ostinato.engine.execution.explain import explain_modes
 
     progress = progress_on_stderr()
-    found = explain_modes(config, draft_length=draft_length, progress=progress)
+    assumed = {"draft_length": draft_length, "num_active_loras": active_loras}
+    found = explain_modes(config, **assumed, progress=progress)
     query = None if asked is None else _query(asked, context)
-    found |= _explain_steps(configs, query, measure=measure, draft_length=draft_length, progress=progress)
+    found |= _explain_steps(configs, query, assumed, measure=measure, progress=progress)
     if as_json:
         print_json(found)
     else:
@@ -136,9 +140,9 @@ def _query(asked: tuple[int, int], context: int | None) -> StepQuery:
 def _explain_steps(
     configs: Sequence[EngineConfig],
     query: StepQuery | None,
+    assumed: dict[str, int],
     *,
     measure: bool,
-    draft_length: int,
     progress: ProgressReporter,
 ) -> dict[str, Any]:
     """``{"step": ...}`` if one was asked about, ``{"costs": ...}`` if they were measured."""
@@ -150,7 +154,7 @@ def _explain_steps(
     for config in configs:
         if query is not None:  # before weights are loaded: it refuses what no step can be
             unmeasured = dataclasses.replace(config, costs=None) if measure else config
-            name, decision = explain_step(unmeasured, query, draft_length=draft_length, progress=progress)
+            name, decision = explain_step(unmeasured, query, **assumed, progress=progress)
             decisions[name] = decision
         if measure:
             from ostinato import LLM
@@ -206,5 +210,7 @@ def _print(found: dict[str, Any]) -> None:
     everywhere = set.intersection(*(set(row["reasons"]) for row in found["modes"]))  # told above
     for row in found["modes"]:
         why = "; ".join(reason for reason in row["reasons"] if reason not in everywhere)
-        table.add_row(row["asked"], row["mode"], row["decode"], row["mixed"], why or "as asked")
+        small = row["full_mixed_max_tokens"]
+        mixed = row["mixed"] + (f", FULL up to {small} tokens" if small else "")
+        table.add_row(row["asked"], row["mode"], row["decode"], mixed, why or "as asked")
     console.print(table)

@@ -8,6 +8,7 @@ import typer
 
 from ostinato.cli.options import (
     Attention,
+    Compile,
     Device,
     Dtype,
     Json,
@@ -36,6 +37,7 @@ def memory(
     model: Model = DEFAULT_MODEL,
     mode: Mode = "auto",
     partition: Partition = "breakable",
+    compiler: Compile = "none",
     device: Device = "auto",
     dtype: Dtype = "auto",
     attention: Attention = "auto",
@@ -55,6 +57,7 @@ def memory(
         model=model,
         mode=mode,
         partition=partition,
+        compile=compiler,
         device=device,
         dtype=dtype,
         attention=attention,

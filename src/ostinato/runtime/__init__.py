@@ -37,7 +37,17 @@ if TYPE_CHECKING:
     )
     from ostinato.runtime.doctor import Diagnosis, ModeOutcome, OpFinding, SuggestedBreak, diagnose
     from ostinato.runtime.graphed import Graphed
-    from ostinato.runtime.keys import CaptureSupport, Compiler, GraphKey, LiveBatch, Mode, Partition, RuntimeMode, Veto
+    from ostinato.runtime.keys import (
+        CaptureSupport,
+        Compiler,
+        GraphKey,
+        LiveBatch,
+        Mode,
+        Partition,
+        Phase,
+        RuntimeMode,
+        Veto,
+    )
     from ostinato.runtime.memory import CaptureCost, DeviceView, GraphGrowth, Ledger, ReservedRegions
     from ostinato.runtime.opaque import opaque_op
     from ostinato.runtime.planning import (
@@ -96,6 +106,7 @@ __all__ = [
     "ModeRequest",
     "OpFinding",
     "Partition",
+    "Phase",
     "PlanInspection",
     "PlannedSizes",
     "Poison",
@@ -169,6 +180,7 @@ _HOMES = {
     "ModeRequest": "ostinato.runtime.dispatch",
     "OpFinding": "ostinato.runtime.doctor",
     "Partition": "ostinato.runtime.keys",
+    "Phase": "ostinato.runtime.keys",
     "PlanInspection": "ostinato.runtime.runners",
     "PlannedSizes": "ostinato.runtime.planning",
     "Poison": "ostinato.runtime.qualify",

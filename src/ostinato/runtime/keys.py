@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
-__all__ = ["CaptureSupport", "Compiler", "GraphKey", "LiveBatch", "Mode", "Partition", "RuntimeMode", "Veto"]
+__all__ = ["CaptureSupport", "Compiler", "GraphKey", "LiveBatch", "Mode", "Partition", "Phase", "RuntimeMode", "Veto"]
 
 
 class Mode(StrEnum):
@@ -44,6 +44,15 @@ class Compiler(StrEnum):
 
     NONE = "none"
     INDUCTOR = "inductor"
+
+
+class Phase(StrEnum):
+    """What a step holds, as far as modes tell steps apart."""
+
+    DECODE = "decode"
+    """Uniform decode and nothing else."""
+    MIXED = "mixed"
+    """A prompt, alone or beside decodes."""
 
 
 class Veto(StrEnum):

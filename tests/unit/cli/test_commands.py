@@ -21,8 +21,34 @@ def test_every_command_loads(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_speaks_json(name: str) -> None:
-    options = {option for parameter in load_command(name).params for option in parameter.opts}
-    assert "--json" in options
+    assert "--json" in options_of(name)
+
+
+def options_of(name: str) -> set[str]:
+    return {option for parameter in load_command(name).params for option in parameter.opts}
+
+
+RUNS_A_MODEL = [name for name in COMMANDS if {"--model", "--load-format"} & options_of(name)]
+"""The doctor's target may be a model, which it loads."""
+ARGUMENTS = {"doctor": ["no/such/model"], "bench": ["decode"]}
+
+
+def test_commands_that_run_a_model_are_known_by_their_options() -> None:
+    assert RUNS_A_MODEL == ["bench", "demo", "doctor", "explain", "generate", "inspect", "memory", "qualify"]
+
+
+@pytest.mark.parametrize("name", RUNS_A_MODEL)
+def test_every_command_that_runs_a_model_takes_mode_partition_and_compile(name: str) -> None:
+    assert {"--mode", "--partition", "--compile"} <= options_of(name)
+
+
+@pytest.mark.parametrize("option", ["mode", "partition", "compile"])
+@pytest.mark.parametrize("name", RUNS_A_MODEL)
+def test_no_command_that_runs_a_model_ignores_them(name: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([name, *ARGUMENTS.get(name, []), f"--{option}", "gcc"])
+    assert stopped.value.code == 2
+    assert f"error OST101: unknown {option} 'gcc'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", COMMANDS)

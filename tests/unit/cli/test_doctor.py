@@ -144,13 +144,109 @@ def test_a_near_name_is_suggested(
     assert "'blocked'" in json.loads(capsys.readouterr().out)["error"]["fix"]
 
 
-def test_a_model_is_examined_step_by_step(
-    tmp_path: Path, ostinato_command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "tried"),
+    [
+        ((), ["full", "piecewise", "breakable"]),
+        (("--mode", "auto"), ["full", "piecewise", "breakable"]),
+        (("--mode", "full"), ["full"]),
+        (("--mode", "full_decode_only"), ["full"]),
+        (("--mode", "piecewise"), ["piecewise", "breakable"]),
+        (("--partition", "breakable"), ["full", "breakable"]),
+        (("--mode", "piecewise", "--partition", "breakable"), ["breakable"]),
+    ],
+)
+def test_mode_and_partition_say_what_is_tried(
+    options: tuple[str, ...],
+    tried: list[str],
+    file: Path,
+    ostinato_command: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    assert ostinato_command("doctor", f"{file}:fine", "--json", *options) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert list(document["modes"]) == tried and document["notes"] == []
+
+
+def test_what_a_cpu_cannot_do_is_noted(
+    file: Path, model: str, ostinato_command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--partition", "inductor", "--compile", "inductor", "--device", "cpu", "--json")
+    for target in (f"{file}:fine", model):
+        assert ostinato_command("doctor", target, *options) == 0
+        document = json.loads(capsys.readouterr().out)
+        first, second = (note for note in document["notes"] if "inductor" in note)
+        assert first.startswith("partition inductor is fx") and second.startswith("compile inductor is none")
+        assert document["modes"]["piecewise"]["works"]
+
+
+@pytest.mark.parametrize("target", ["a model", "a factory"])
+def test_without_graphs_there_is_nothing_to_examine(
+    target: str, file: Path, model: str, ostinato_command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ostinato_command("doctor", {"a model": model, "a factory": f"{file}:fine"}[target], "--mode", "none") == 2
+    assert "error OST100: mode none makes no graphs" in capsys.readouterr().err
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
     from ostinato.testing.tiny_models import write_tiny_model
 
-    folder = write_tiny_model(tmp_path / "tiny", has_weights=False, has_tokenizer=False)
-    assert ostinato_command("doctor", str(folder), "--device", "cpu", "--json") == 0
+    return str(write_tiny_model(tmp_path / "tiny", has_weights=False, has_tokenizer=False))
+
+
+@pytest.mark.parametrize(
+    ("mode", "steps"),
+    [("piecewise", {"prefill"}), ("full_decode_only", {"decode"}), ("full_and_piecewise", {"decode", "prefill"})],
+)
+def test_the_steps_of_a_model_are_those_that_its_mode_captures(
+    mode: str,
+    steps: set[str],
+    model: str,
+    ostinato_command: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert ostinato_command("doctor", model, "--device", "cpu", "--mode", mode, "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {op["step"] for op in document["ops"]} == steps
+    tried = {"full": "decode", "piecewise": "prefill", "breakable": "prefill"}
+    assert {name: outcome["step"] for name, outcome in document["modes"].items()} == {
+        name: step for name, step in tried.items() if step in steps
+    }
+
+
+@pytest.mark.parametrize("broken", ["decode", "full prefill"])
+def test_of_steps_that_share_a_mode_the_one_that_it_fails_for_tells(
+    broken: str,
+    model: str,
+    ostinato_command: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ostinato.engine.attention.torch_backend import TorchAttention
+    from ostinato.runtime import CaptureSupport, Diagnosis, ModeOutcome
+    from ostinato.runtime.ops import Verdict
+
+    names = iter(["decode", "full prefill"])  # smallest first
+
+    def examined(*_: object, modes: tuple[str, ...], **__: object) -> Diagnosis:
+        outcomes = {mode: ModeOutcome(is_captured=next(names) != broken) for mode in modes}
+        return Diagnosis(verdict=Verdict.FRIENDLY, ops=(), suggested_breaks=(), modes=outcomes)
+
+    # No attention on a CPU takes prompts into one graph.
+    monkeypatch.setattr(TorchAttention, "capture_support", CaptureSupport.ALWAYS)
+    monkeypatch.setattr("ostinato.engine.execution.examine.diagnose", examined)
+    assert ostinato_command("doctor", model, "--device", "cpu", "--mode", "full", "--json") == 0
+    modes = json.loads(capsys.readouterr().out)["modes"]
+    assert list(modes) == ["full"]
+    assert (modes["full"]["step"], modes["full"]["works"]) == (broken, False)
+    assert not list(names)
+
+
+def test_a_model_is_examined_step_by_step(
+    model: str, ostinato_command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ostinato_command("doctor", model, "--device", "cpu", "--json") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["blockers"] == []
     assert {op["step"] for op in document["ops"]} == {"decode", "prefill"}

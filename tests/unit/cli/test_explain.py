@@ -13,6 +13,7 @@ from ostinato.testing.tiny_models import write_tiny_model
 
 Command = Callable[..., int]
 Capture = pytest.CaptureFixture[str]
+STEPS = ["decode", "mixed", "full_mixed_max_tokens"]
 MODES = ["none", "piecewise", "full", "full_decode_only", "full_and_piecewise", "auto"]
 
 
@@ -45,7 +46,7 @@ def test_json_is_the_documented_object(explained: Callable[..., dict[str, Any]],
     assert document["reasons"] == ["attention supports UNIFORM_BATCH"]
     assert [row["asked"] for row in document["modes"]] == MODES
     for row in document["modes"]:
-        assert list(row) == ["asked", "mode", "partition", "compile", "reasons", "decode", "mixed"]
+        assert list(row) == ["asked", "mode", "partition", "compile", "reasons", *STEPS]
         assert bool(row["reasons"]) == (row["asked"] != row["mode"])
 
 
@@ -80,6 +81,35 @@ def test_drafts(explained: Callable[..., dict[str, Any]], monkeypatch: pytest.Mo
     document = explained("--draft-length", "3")
     assert document["resolved"]["mode"] == "piecewise"
     assert "decode brings 4 tokens a request" in document["reasons"][0]
+
+
+def test_adapters(explained: Callable[..., dict[str, Any]]) -> None:
+    document = explained("--active-loras", "2", "--decode", "3")
+    assert document["resolved"]["mode"] == "none"
+    assert document["reasons"] == ["no graph is planned for 2 active adapters: such steps run eagerly"]
+    assert {(row["decode"], row["mixed"]) for row in document["modes"]} == {("EAGER", "EAGER")}
+    (decision,) = document["step"]["decisions"]
+    assert (decision["runtime_mode"], decision["reason"]) == ("EAGER", "LORA")
+
+
+def test_small_mixed_steps_that_have_full_graphs_are_told(
+    ostinato_command: Command, capsys: Capture, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ostinato.engine.attention.torch_backend import TorchAttention
+    from ostinato.engine.config import EngineConfig
+    from ostinato.engine.execution.explain import explain_modes
+    from ostinato.runtime import CaptureSupport
+
+    config = EngineConfig(model=model, load_format="dummy", device="cpu", full_mixed_max_tokens=128)
+    assert {row["full_mixed_max_tokens"] for row in explain_modes(config)["modes"]} == {0}
+    monkeypatch.setattr(TorchAttention, "capture_support", CaptureSupport.ALWAYS)
+    document = explain_modes(config)
+    small = {row["asked"]: row["full_mixed_max_tokens"] for row in document["modes"]}
+    assert small == dict.fromkeys(MODES, 0) | {"full_and_piecewise": 128, "auto": 128}
+    monkeypatch.setattr("ostinato.engine.execution.explain.explain_modes", lambda *_, **__: document)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert ostinato_command("explain", "--model", model, "--load-format", "dummy", "--device", "cpu") == 0
+    assert "PIECEWISE, FULL up to 128 tokens" in capsys.readouterr().out
 
 
 def test_people_see_the_answer_and_a_table(ostinato_command: Command, capsys: Capture, model: str) -> None:
@@ -200,7 +230,9 @@ def test_costs_that_are_not_there(ostinato_command: Command, capsys: Capture, mo
         (("--context", "64"), "OST100", "belongs to a step"),
         (["--compile", "gcc"], "OST101", "unknown compile 'gcc'"),
         (["--attention", "flash"], "OST101", "unknown attention 'flash'"),
-        (["--draft-length", "-1"], "OST100", "draft_length is -1"),
+        (["--draft-length", "-1"], "OST100", "--draft-length is -1"),
+        (["--active-loras", "-2"], "OST100", "--active-loras is -2"),
+        (["--measure", "--active-loras", "1"], "OST100", "adapters cannot be measured"),
         (["--model", "/no/such/folder"], "OST401", "/no/such/folder"),
         (["--decode", "0"], "OST100", "--decode is 0"),
         (["--prefill", "-3"], "OST100", "--prefill is -3"),

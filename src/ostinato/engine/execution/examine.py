@@ -1,4 +1,4 @@
-"""What the doctor says about an engine's own steps: a made-up decode in one graph, a made-up prefill in pieces.
+"""What the doctor says about an engine's own steps: made-up ones, as its mode, partition and compiler capture them.
 
 The executor prepares each key as it does for warm-up; nothing is captured for serving. Rows are not varied,
 since the metadata of a step fits its batch only. Called by ``ostinato doctor``.
@@ -18,16 +18,24 @@ _MODES = {RuntimeMode.FULL: ("full",), RuntimeMode.PIECEWISE: ("piecewise", "bre
 
 
 def examine_steps(executor: Executor) -> dict[str, Diagnosis]:
-    """``{"decode": ..., "prefill": ...}``, of the kinds of step for which the executor plans graphs."""
+    """``{"decode": ..., "prefill": ..., "full prefill": ...}``, of the kinds of step that have graphs: decode
+    in one graph, prompts in pieces, prompts in one graph."""
     found: dict[str, Diagnosis] = {}
     for key in reversed(executor.graphed.keys):  # smallest first
-        name = "decode" if key.runtime_mode is RuntimeMode.FULL else "prefill"
+        name = _step_name(key)
         if name not in found and key.num_tokens > 1:
             found[name] = _examine(executor, key)
     return found
 
 
+def _step_name(key: GraphKey) -> str:
+    if key.uniform_query_len is not None:
+        return "decode"
+    return "prefill" if key.runtime_mode is RuntimeMode.PIECEWISE else "full prefill"
+
+
 def _examine(executor: Executor, key: GraphKey) -> Diagnosis:
+    mode = executor.graphed.mode
     try:
         with torch.inference_mode():
             args, kwargs = executor.graphed.made_up_call(key)
@@ -37,6 +45,8 @@ def _examine(executor: Executor, key: GraphKey) -> Diagnosis:
                 kwargs,
                 device=executor.graphed.device,
                 modes=_MODES[key.runtime_mode],
+                partition=mode.partition,
+                compiler=mode.compiler,
                 varies_rows=False,
             )
     finally:

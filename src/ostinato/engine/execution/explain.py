@@ -16,15 +16,15 @@ from ostinato.engine.execution.graph_settings import graph_settings
 from ostinato.engine.execution.loading import find_device
 from ostinato.engine.execution.step_query import StepQuery
 from ostinato.engine.models import ModelConfig
-from ostinato.engine.weights import ProgressReporter, checkpoint_dtype, resolve_model
+from ostinato.engine.weights import ModelFiles, ProgressReporter, checkpoint_dtype, resolve_model
 from ostinato.errors import ConfigError
 from ostinato.runtime import (
-    Compiler,
     CostTable,
     Decision,
+    GraphConfig,
     Mode,
     ModeRequest,
-    Partition,
+    Phase,
     preview,
     resolve_mode,
 )
@@ -33,31 +33,35 @@ __all__ = ["explain_modes", "explain_step"]
 
 
 def explain_modes(
-    config: EngineConfig, *, draft_length: int = 0, progress: ProgressReporter | None = None
+    config: EngineConfig,
+    *,
+    draft_length: int = 0,
+    num_active_loras: int = 0,
+    progress: ProgressReporter | None = None,
 ) -> dict[str, Any]:
     """``{"device", "attention", "asked", "resolved", "reasons", "modes": [a row for every mode]}``.
 
     Args:
         config: what was asked.
         draft_length: speculated tokens a request; decode then brings 1 + that many.
+        num_active_loras: adapters that are active in the steps.
 
     Raises:
         The errors of `load_model` that concern names, devices and the model's config.
     """
     device = find_device(config.device)
-    model = ModelConfig.from_hf(resolve_model(config.model, load_format=config.load_format, progress=progress).config)
+    files = resolve_model(config.model, load_format=config.load_format, progress=progress)
+    model = ModelConfig.from_hf(files.config)
     attention = get_attention_backend(config.attention, device.type)
 
     def resolve(mode: str) -> dict[str, Any]:
+        _, settings = _settings(dataclasses.replace(config, mode=mode), device.type, model, files, draft_length)
         resolved = resolve_mode(
-            ModeRequest(
-                mode=Mode(mode),
-                partition=Partition(config.partition),
-                compiler=Compiler(config.compile),
+            ModeRequest.of(
+                settings,
                 support=attention.capture_support,
-                uniform_query_len=1 + draft_length,
-                knows_requests=True,
                 device_type=device.type,
+                num_active_loras=num_active_loras,
             )
         )
         return {
@@ -66,7 +70,8 @@ def explain_modes(
             "partition": resolved.partition.value,
             "compile": resolved.compiler.value,
             "reasons": list(resolved.reasons),
-            **_steps(resolved.mode),
+            **{phase.value: resolved.runtime_mode(phase).value for phase in Phase},
+            "full_mixed_max_tokens": resolved.full_mixed_max_tokens,
         }
 
     asked = resolve(config.mode)
@@ -83,7 +88,12 @@ def explain_modes(
 
 
 def explain_step(
-    config: EngineConfig, query: StepQuery, *, draft_length: int = 0, progress: ProgressReporter | None = None
+    config: EngineConfig,
+    query: StepQuery,
+    *,
+    draft_length: int = 0,
+    num_active_loras: int = 0,
+    progress: ProgressReporter | None = None,
 ) -> tuple[str, Decision]:
     """How graphs are made here (`partition_name`), and what the step of ``query`` would run as, were all of them
     captured: by the costs in the file that ``config`` names, or by the order of ways.
@@ -95,13 +105,9 @@ def explain_step(
     device = find_device(config.device)
     files = resolve_model(config.model, load_format=config.load_format, progress=progress)
     model = ModelConfig.from_hf(files.config)
-    resolved, _ = resolve_engine_config(
-        config, "cuda" if device.type == "cuda" else "cpu", model.max_model_len, checkpoint_dtype(files)
-    )
-    settings = graph_settings(resolved, device.type)
-    if draft_length:
-        settings = dataclasses.replace(settings, uniform_query_lens=(1 + draft_length,))
+    resolved, settings = _settings(config, device.type, model, files, draft_length)
     live = query.live(resolved, settings.kv_tiers, tokens_a_decode=1 + draft_length)
+    live = dataclasses.replace(live, num_active_loras=num_active_loras)
     stored = StoredCosts(resolved, device)
     if config.costs is not None and stored.table is None:
         there = "has no costs of" if Path(config.costs).exists() else "is not there to tell costs of"
@@ -111,8 +117,12 @@ def explain_step(
     return stored.name, preview(live, settings, support=support, device_type=device.type, costs=costs)
 
 
-def _steps(mode: Mode) -> dict[str, str]:
-    """Runtime mode of a decode step and of a step that holds a prompt, each within the largest bucket."""
-    piecewise = "PIECEWISE" if mode in (Mode.PIECEWISE, Mode.FULL_AND_PIECEWISE) else "EAGER"
-    decode = "EAGER" if mode is Mode.NONE else "PIECEWISE" if mode is Mode.PIECEWISE else "FULL"
-    return {"decode": decode, "mixed": "FULL" if mode is Mode.FULL else piecewise}
+def _settings(
+    config: EngineConfig, device_type: str, model: ModelConfig, files: ModelFiles, draft_length: int
+) -> tuple[EngineConfig, GraphConfig]:
+    """What an engine for ``config`` would be, and what it would ask of the runtime."""
+    resolved, _ = resolve_engine_config(
+        config, "cuda" if device_type == "cuda" else "cpu", model.max_model_len, checkpoint_dtype(files)
+    )
+    settings = graph_settings(resolved, device_type)
+    return resolved, dataclasses.replace(settings, uniform_query_lens=(1 + draft_length,))

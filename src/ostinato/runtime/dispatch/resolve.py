@@ -1,4 +1,5 @@
-"""The mode matrix: what the asked mode, partition and compiler become here, with a reason for each change.
+"""The mode matrix: what the asked mode, partition and compiler become here, with a reason for each change, and as
+what the steps of each phase then run.
 
 One pure function, run once at start. No torch: what depends on the machine comes in as plain values.
 """
@@ -6,11 +7,22 @@ One pure function, run once at start. No torch: what depends on the machine come
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from ostinato.runtime.config import GraphConfig
-from ostinato.runtime.keys import CaptureSupport, Compiler, Mode, Partition
+from ostinato.runtime.keys import CaptureSupport, Compiler, Mode, Partition, Phase, RuntimeMode
 
 __all__ = ["ModeRequest", "ResolvedMode", "resolve_mode"]
+
+_RUNS: Final = {
+    # mode: (decode, mixed)
+    Mode.NONE: (RuntimeMode.EAGER, RuntimeMode.EAGER),
+    Mode.PIECEWISE: (RuntimeMode.PIECEWISE, RuntimeMode.PIECEWISE),
+    Mode.FULL: (RuntimeMode.FULL, RuntimeMode.FULL),
+    Mode.FULL_DECODE_ONLY: (RuntimeMode.FULL, RuntimeMode.EAGER),
+    Mode.FULL_AND_PIECEWISE: (RuntimeMode.FULL, RuntimeMode.PIECEWISE),
+}
+"""The steps of each phase, in every mode that a request can resolve to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +36,8 @@ class ModeRequest:
     """Weakest level among the attention that the callable runs."""
     uniform_query_len: int = 1
     """Tokens a request brings in uniform decode: 1 + draft length."""
+    num_active_loras: int = 0
+    """Adapters that are active in the steps that are asked about. Graphs are planned for steps without any."""
     knows_requests: bool = False
     """Whether batches declare requests. If not, all batches are alike and "decode" has no meaning."""
     full_mixed_max_tokens: int = 0
@@ -31,7 +45,9 @@ class ModeRequest:
     device_type: str = "cuda"
 
     @classmethod
-    def of(cls, config: GraphConfig, *, support: CaptureSupport, device_type: str) -> ModeRequest:
+    def of(
+        cls, config: GraphConfig, *, support: CaptureSupport, device_type: str, num_active_loras: int = 0
+    ) -> ModeRequest:
         """What ``config`` asks of a callable with this attention on this device."""
         return cls(
             mode=Mode(config.mode),
@@ -39,6 +55,7 @@ class ModeRequest:
             compiler=Compiler(config.compile),
             support=support,
             uniform_query_len=max(config.uniform_query_lens),
+            num_active_loras=num_active_loras,
             knows_requests=config.max_num_reqs is not None,
             full_mixed_max_tokens=config.full_mixed_max_tokens,
             device_type=device_type,
@@ -47,7 +64,10 @@ class ModeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedMode:
-    """What is in force, and why it is not what was asked."""
+    """What is in force, and why it is not what was asked.
+
+    ``full_mixed_max_tokens``: mixed steps of up to so many tokens have full graphs beside what `runtime_mode` says.
+    """
 
     asked: Mode
     mode: Mode
@@ -60,6 +80,12 @@ class ResolvedMode:
     def reason(self) -> str:
         """All reasons in one line."""
         return "; ".join(self.reasons) or "as asked"
+
+    def runtime_mode(self, phase: Phase) -> RuntimeMode:
+        """What a step of ``phase`` runs as, within the largest bucket. Where no batch is known to be a decode, the
+        same for both."""
+        decode, mixed = _RUNS[self.mode]
+        return decode if phase is Phase.DECODE else mixed
 
     @property
     def is_traced(self) -> bool:
@@ -109,6 +135,9 @@ def _full_mixed(request: ModeRequest, mode: Mode, reasons: list[str]) -> int:
 
 def _resolve_mode(request: ModeRequest, reasons: list[str]) -> Mode:
     asked, support = request.mode, request.support
+    if asked is not Mode.NONE and request.num_active_loras:
+        reasons.append(f"no graph is planned for {request.num_active_loras} active adapters: such steps run eagerly")
+        return Mode.NONE
     if asked in (Mode.NONE, Mode.PIECEWISE):
         return asked
     if not _runs_uniform_decode(request):

@@ -22,6 +22,7 @@ from ostinato.runtime.doctor.probe import call_target, probe
 from ostinato.runtime.doctor.record import Run
 from ostinato.runtime.doctor.trial import MODES, Example
 from ostinato.runtime.doctor.trials import Trials
+from ostinato.runtime.keys import Compiler, Partition
 from ostinato.runtime.nest import map_tensors, tensors
 from ostinato.runtime.ops import BlockReason
 
@@ -37,6 +38,8 @@ def diagnose(
     *,
     device: torch.device | str | None = None,
     modes: Sequence[str] = tuple(MODES),
+    partition: str = "fx",
+    compiler: str = "none",
     varies_rows: bool = True,
 ) -> Diagnosis:
     """What stands in the way of capturing ``fn(*args, **kwargs)``, op by op, and which breaks help.
@@ -49,16 +52,23 @@ def diagnose(
         device: where it runs; by default where the example's tensors are.
         modes: which of "full", "piecewise" and "breakable" to try. With "full" alone, declared breaks are judged as
             the plain calls that they are in a full graph.
+        partition: of "piecewise"; with "breakable" that is tried as "breakable" itself.
+        compiler: what compiles the work of full graphs and of the pieces of fx.
         varies_rows: whether ``fn`` also takes the halves of the batch, and its rows in another order. What
             depends on the batch's data can only be found so.
 
     Raises:
         TargetError: the callable fails on its example all by itself.
-        UnknownNameError: no such mode.
+        UnknownNameError: no such mode, partition or compiler.
+        UnsupportedPartitionError: Inductor's kernels for this device cannot be captured.
     """
-    for mode in modes:
-        if mode not in MODES:
-            raise UnknownNameError.of("mode to try", mode, list(MODES))
+    named = [("mode to try", mode, list(MODES)) for mode in modes]
+    named += [("partition", partition, [*Partition]), ("compile", compiler, [*Compiler])]
+    for what, name, valid in named:
+        if name not in valid:
+            raise UnknownNameError.of(what, name, valid)
+    if partition == Partition.BREAKABLE:
+        modes = tuple(dict.fromkeys("breakable" if mode == "piecewise" else mode for mode in modes))
     example = _example(fn, args, dict(kwargs or {}), device)
     example = replace(
         example,
@@ -74,7 +84,15 @@ def diagnose(
         compares = not from_call_to_call and not any(one.rule and one.rule.reason in _UNREPEATABLE for one in judged)
         if not compares:
             notes.append("replays were not compared with eager: the callable draws random numbers or has state")
-        trials = Trials(example, judged, first, modes=modes, compares=compares)
+        trials = Trials(
+            example,
+            judged,
+            first,
+            modes=modes,
+            partition=Partition(partition),
+            compiler=Compiler(compiler),
+            compares=compares,
+        )
         trials.run()
     ops = findings(trials.judged)
     return Diagnosis(

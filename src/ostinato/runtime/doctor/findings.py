@@ -88,7 +88,7 @@ class Diagnosis:
     ops: tuple[OpFinding, ...]
     suggested_breaks: tuple[SuggestedBreak, ...]
     modes: dict[str, ModeOutcome]
-    """"full", "piecewise" (partition fx) and "breakable"; the latter two with the suggested breaks."""
+    """"full", "piecewise" (a traced partition) and "breakable"; the latter two with the suggested breaks."""
     advice: tuple[str, ...] = ()
     """What to do that no mark on an existing function does."""
     notes: tuple[str, ...] = ()

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from ostinato.errors import GuardError, OstinatoError
-from ostinato.runtime.capture import CaptureBackend, select_backend
+from ostinato.runtime.buffers import BridgePool
+from ostinato.runtime.capture import select_backend
 from ostinato.runtime.doctor.findings import ModeOutcome
 from ostinato.runtime.doctor.frames import Stack, frames_of_error
 from ostinato.runtime.doctor.probe import call_target
-from ostinato.runtime.keys import GraphKey, Partition, RuntimeMode
+from ostinato.runtime.keys import Compiler, GraphKey, Partition, RuntimeMode
 from ostinato.runtime.nest import map_tensors, tensors
-from ostinato.runtime.runners import BoundCall, BreakableRunner, CapturedPlan, FullRunner, Runner, find_gap
+from ostinato.runtime.runners import BoundCall, CapturedPlan, find_gap, make_runners
 
 __all__ = ["MODES", "Example", "TrialFailure", "try_mode"]
 
@@ -73,39 +74,41 @@ class TrialFailure:
     stack: Stack
 
 
-def _full(backend: CaptureBackend) -> Runner:
-    return FullRunner(backend)
-
-
-def _breakable(backend: CaptureBackend) -> Runner:
-    return BreakableRunner(backend, forbid=frozenset(), owns_arguments=True)
-
-
-def _fx(backend: CaptureBackend) -> Runner:
-    from ostinato.runtime.runners.piecewise import CompiledRunner
-
-    return CompiledRunner(backend, _breakable(backend), partition=Partition.FX)
-
-
-MODES: dict[str, Callable[[CaptureBackend], Runner]] = {"full": _full, "piecewise": _fx, "breakable": _breakable}
-"""What is tried. "piecewise" is the partition fx."""
+MODES = {"full": RuntimeMode.FULL, "piecewise": RuntimeMode.PIECEWISE, "breakable": RuntimeMode.PIECEWISE}
+"""What is tried: one graph, the pieces of a traced partition, and those that need no tracer."""
 
 
 def try_mode(
-    mode: str, example: Example, *, compares: bool, with_breaks: bool = False, warnings: Sequence[str] = ()
+    mode: str,
+    example: Example,
+    *,
+    partition: Partition,
+    compiler: Compiler,
+    compares: bool,
+    with_breaks: bool = False,
+    warnings: Sequence[str] = (),
 ) -> tuple[ModeOutcome, TrialFailure | None]:
     """Warm up, capture and replay in ``mode``; the outcome, and what failed if the capture did.
 
     Args:
+        partition: of "piecewise".
+        compiler: of what full graphs hold, and of the pieces of fx.
         compares: whether a replay's result must equal eager (not so if it draws random numbers or writes state).
         warnings: to start the outcome's with.
     """
     backend = select_backend(example.device)
-    runtime_mode = RuntimeMode.FULL if mode == "full" else RuntimeMode.PIECEWISE
-    key = GraphKey(runtime_mode=runtime_mode, num_tokens=example.num_rows)
+    key = GraphKey(runtime_mode=MODES[mode], num_tokens=example.num_rows)
     args, kwargs = example.copied()
     call = BoundCall(_through(example.fn), args, kwargs)
-    runner = MODES[mode](backend)
+    runner = make_runners(
+        backend,
+        partition=partition if mode == "piecewise" else Partition.BREAKABLE,
+        compiler=compiler,
+        compile_max_tokens=None,
+        allow_unbroken_attention=True,  # the probe has found it, and it is a warning
+        owns_arguments=True,
+        bridges=BridgePool(),
+    )[MODES[mode]]
     plan: CapturedPlan | None = None
     try:
         for _ in range(2):  # the second run of a runner that traces is the one that traces

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from ostinato.errors import CaptureError, DynamicShapeError, HostSyncError, JitInCaptureError
 from ostinato.runtime.doctor.findings import ModeOutcome, SuggestedBreak
@@ -17,6 +18,7 @@ from ostinato.runtime.doctor.record import Run
 from ostinato.runtime.doctor.routing import routed, searchable_heap
 from ostinato.runtime.doctor.suggest import BreakSet, break_sets, in_root
 from ostinato.runtime.doctor.trial import Example, TrialFailure, try_mode
+from ostinato.runtime.keys import Compiler, Partition
 from ostinato.runtime.ops import BlockReason, OpRule, Verdict
 from ostinato.runtime.ops.rules import (
     CONTROL_FLOW_RULE,
@@ -45,11 +47,19 @@ class Trials:
         judged: what the probe found; trials may add to it.
         run: the first run under the probe.
         modes: which to try.
-        compares: see `try_mode`.
+        partition, compiler, compares: see `try_mode`.
     """
 
     def __init__(
-        self, example: Example, judged: list[Judged], run: Run, *, modes: Sequence[str], compares: bool
+        self,
+        example: Example,
+        judged: list[Judged],
+        run: Run,
+        *,
+        modes: Sequence[str],
+        partition: Partition,
+        compiler: Compiler,
+        compares: bool,
     ) -> None:
         self.judged = judged
         self.outcomes: dict[str, ModeOutcome] = {}
@@ -58,7 +68,7 @@ class Trials:
         self._example = example
         self._run = run
         self._modes = modes
-        self._compares = compares
+        self._try_mode = partial(try_mode, example=example, partition=partition, compiler=compiler, compares=compares)
 
     def run(self) -> None:
         """Fill `outcomes` in the order of the modes, `suggested` and `advice`."""
@@ -104,9 +114,9 @@ class Trials:
     def _try(self, mode: str, chosen: BreakSet | None = None) -> tuple[ModeOutcome, TrialFailure | None]:
         warnings = [] if mode == "full" else self._attention_warnings(chosen)
         if chosen is None:
-            return try_mode(mode, self._example, compares=self._compares, warnings=warnings)
+            return self._try_mode(mode, warnings=warnings)
         with routed(chosen.routes):
-            return try_mode(mode, self._example, compares=self._compares, with_breaks=True, warnings=warnings)
+            return self._try_mode(mode, with_breaks=True, warnings=warnings)
 
     def _learn(self, failure: TrialFailure) -> None:
         """Add what stopped a capture, unless the probe has seen it there."""

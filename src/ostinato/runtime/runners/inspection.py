@@ -42,6 +42,11 @@ class InspectedBreak:
     bridge_bytes: tuple[int, ...]
     arguments: ArgumentBytes = field(default_factory=ArgumentBytes)
 
+    def sizes(self) -> list[str]:
+        """What it is given and what it hands over, in words; nothing for what there is none of."""
+        sums = {"given": self.arguments.owned, "bridges": sum(self.bridge_bytes)}
+        return [f"{name} {num_bytes:,} bytes" for name, num_bytes in sums.items() if num_bytes]
+
 
 @dataclass(frozen=True, slots=True)
 class PlanInspection:
@@ -73,22 +78,20 @@ class PlanInspection:
             if isinstance(entry, InspectedSegment):
                 lines.append(f"  {index:3} segment  {len(entry.nodes):5} nodes  {entry.label()}")
             else:
-                bridges = f"  bridges {sum(entry.bridge_bytes):,} bytes" if entry.bridge_bytes else ""
-                given = f"  given {entry.arguments.owned:,} bytes" if entry.arguments.owned else ""
-                lines.append(f"  {index:3} break    {entry.name} at {entry.source}{given}{bridges}")
+                lines.append(f"  {index:3} break    " + "  ".join([f"{entry.name} at {entry.source}", *entry.sizes()]))
         if self.arguments.owned:
             lines.append(f"  break arguments held: {self.arguments}")
         return "\n".join(lines)
 
     def to_dot(self) -> str:
-        """A Graphviz digraph: segments as boxes, breaks as ellipses, in sequence."""
+        """A Graphviz digraph: segments as boxes, breaks as ellipses with their bytes, in sequence."""
         lines = ["digraph plan {", "  rankdir=TB;", f"  label={_quoted(self.key)};"]
         for index, entry in enumerate(self.entries):
             if isinstance(entry, InspectedSegment):
                 label = f"segment: {len(entry.nodes)} nodes\n{entry.label()}"
                 lines.append(f"  n{index} [shape=box, label={_quoted(label)}];")
             else:
-                label = f"break: {entry.name}\n{entry.source}"
+                label = "\n".join([f"break: {entry.name}", entry.source, *entry.sizes()])
                 lines.append(f"  n{index} [shape=ellipse, label={_quoted(label)}];")
         lines += [f"  n{index} -> n{index + 1};" for index in range(len(self.entries) - 1)]
         return "\n".join([*lines, "}"])

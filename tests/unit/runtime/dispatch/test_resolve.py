@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from ostinato.runtime.dispatch import ModeRequest, ResolvedMode, resolve_mode
-from ostinato.runtime.keys import CaptureSupport, Compiler, Mode, Partition
+from ostinato.runtime.keys import CaptureSupport, Compiler, Mode, Partition, Phase, RuntimeMode
 
 NEVER, SINGLE, UNIFORM, ALWAYS = CaptureSupport
 NONE, PIECE, FULL, DECODE, BOTH, AUTO = Mode
@@ -71,6 +71,22 @@ def test_a_device_compiles_as_asked_and_a_cpu_cannot(partition, compiler):
     assert len(cpu.reasons) == (partition is Partition.INDUCTOR) + (compiler is Compiler.INDUCTOR)
 
 
+def test_adapters_have_no_graphs():
+    found = resolve_mode(ModeRequest(mode=AUTO, knows_requests=True, num_active_loras=2))
+    assert found.mode is NONE
+    assert found.reasons == ("no graph is planned for 2 active adapters: such steps run eagerly",)
+
+
+EAGER, PIECES, ONE = RuntimeMode.EAGER, RuntimeMode.PIECEWISE, RuntimeMode.FULL
+STEPS = {  # of the resolved mode: decode, mixed; the table of modes in the README and in docs/modes.md
+    NONE: (EAGER, EAGER),
+    PIECE: (PIECES, PIECES),
+    FULL: (ONE, ONE),
+    DECODE: (ONE, EAGER),
+    BOTH: (ONE, PIECES),
+}
+
+
 # --- the whole product ------------------------------------------------------------------------------
 
 PRODUCT = [
@@ -80,17 +96,49 @@ PRODUCT = [
         compiler=compiler,
         support=support,
         uniform_query_len=query_len,
+        num_active_loras=num_loras,
         knows_requests=knows_requests,
         device_type=device_type,
     )
-    for mode, partition, compiler, support, query_len, knows_requests, device_type in itertools.product(
-        Mode, Partition, Compiler, CaptureSupport, (1, 2, 5), (True, False), ("cuda", "cpu", "xpu")
+    for mode, partition, compiler, support, query_len, num_loras, knows_requests, device_type in itertools.product(
+        Mode, Partition, Compiler, CaptureSupport, (1, 2, 5), (0, 1, 3), (True, False), ("cuda", "cpu", "xpu")
     )
 ]
 
 
 def test_the_product_is_whole():
-    assert len(PRODUCT) == len(set(PRODUCT)) == 6 * 3 * 2 * 4 * 3 * 2 * 3
+    assert len(PRODUCT) == len(set(PRODUCT)) == 6 * 3 * 2 * 4 * 3 * 3 * 2 * 3
+
+
+def test_each_phase_runs_as_the_mode_in_force_says():
+    def is_so(request, found):
+        return tuple(found.runtime_mode(phase) for phase in (Phase.DECODE, Phase.MIXED)) == STEPS[found.mode]
+
+    assert not every(is_so)
+
+
+def test_a_phase_never_runs_otherwise_than_the_asked_mode_says_without_a_reason():
+    def is_told(request, found):
+        asked = STEPS.get(request.mode)  # auto promises nothing
+        return asked in (None, tuple(map(found.runtime_mode, Phase))) or bool(found.reasons)
+
+    assert not every(is_told)
+
+
+def test_phases_are_alike_where_requests_are_unknown():
+    assert not every(
+        lambda request, found: request.knows_requests or len({found.runtime_mode(phase) for phase in Phase}) == 1
+    )
+
+
+def test_steps_with_adapters_are_eager_in_every_phase_and_say_so():
+    def is_eager(request, found):
+        if not request.num_active_loras or request.mode is NONE:
+            return "adapter" not in found.reason
+        told = f"{request.num_active_loras} active adapters" in found.reasons[0]
+        return told and {found.runtime_mode(phase) for phase in Phase} == {EAGER}
+
+    assert not every(is_eager)
 
 
 def changes_of(request, found):
@@ -158,12 +206,18 @@ def test_breakable_is_never_given_up():
     )
 
 
+def wants_graphs(request):
+    return request.mode is not NONE and not request.num_active_loras
+
+
 def test_attention_that_no_graph_may_hold_still_gets_piecewise_graphs():
-    assert not every(lambda request, found: request.support is not NEVER or request.mode is NONE or found.mode is PIECE)
+    assert not every(
+        lambda request, found: request.support is not NEVER or not wants_graphs(request) or found.mode is PIECE
+    )
 
 
 def test_no_graphs_are_made_where_none_were_asked_and_some_where_they_were():
-    assert not every(lambda request, found: (found.mode is NONE) == (request.mode is NONE))
+    assert not every(lambda request, found: (found.mode is NONE) == (not wants_graphs(request)))
 
 
 def test_full_graphs_hold_only_what_attention_bears():
@@ -252,6 +306,9 @@ ENGINE = {"knows_requests": True}
             "cannot run inside a graph",
         ),
         (ModeRequest(mode=NONE, partition=Partition.INDUCTOR), NONE, "inductor", "none", "as asked"),
+        # adapters
+        (ModeRequest(mode=FULL, num_active_loras=1, **ENGINE), NONE, "breakable", "none", "for 1 active adapters"),
+        (ModeRequest(mode=NONE, num_active_loras=1), NONE, "breakable", "none", "as asked"),
     ],
 )
 def test_interesting_rows(request_, mode, partition, compiler, words):

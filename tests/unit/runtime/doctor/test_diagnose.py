@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ostinato.errors import TargetError, UnknownNameError
+from ostinato.errors import TargetError, UnknownNameError, UnsupportedPartitionError
 from ostinato.runtime import diagnose, graph_break, opaque_op
 from ostinato.runtime.breaks import is_planning
+from ostinato.runtime.capture import CaptureBackend
 from ostinato.runtime.doctor import render
+from ostinato.runtime.keys import GraphKey, RuntimeMode
+from ostinato.runtime.runners import BreakableRunner, Call, CapturedPlan, Runner
 
 LINEAR = nn.Linear(8, 8)
 X = torch.randn(4, 8)
@@ -51,6 +55,29 @@ def test_a_plan_that_records_nothing_is_reported() -> None:
     assert any("nothing was recorded" in warning for warning in found.modes["full"].warnings)
 
 
+def keeping_empty_segments(backend: CaptureBackend, **_: Any) -> dict[RuntimeMode, Runner]:
+    """Runners that do not drop what recorded nothing, as ours do."""
+
+    class Keeping(BreakableRunner):
+        def capture(self, key: GraphKey, call: Call) -> CapturedPlan:
+            plan = super().capture(key, call)
+            with backend.session():
+                backend.begin()
+                plan.entries.append(backend.end())
+            return plan
+
+    return {RuntimeMode.PIECEWISE: Keeping(backend)}
+
+
+def test_a_plan_with_an_empty_segment_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = diagnose(LINEAR, (X,), modes=("breakable",))
+    assert not found.modes["breakable"].warnings
+    monkeypatch.setattr("ostinato.runtime.doctor.trial.make_runners", keeping_empty_segments)
+    outcome = diagnose(LINEAR, (X,), modes=("breakable",)).modes["breakable"]
+    assert outcome.warnings == ("the plan has an empty segment",)
+    assert (outcome.num_segments, outcome.num_nodes) == (2, found.modes["breakable"].num_nodes)
+
+
 def test_attention_that_is_told_a_host_length_is_a_warning() -> None:
     @opaque_op(fake=lambda q, max_seqlen: torch.empty_like(q), name="doctor_test_attention")
     def attend(q: Tensor, max_seqlen: int) -> Tensor:
@@ -85,6 +112,33 @@ def test_for_a_full_graph_alone_a_declared_break_is_a_plain_call() -> None:
 def test_an_unknown_mode_lists_the_known_ones() -> None:
     with pytest.raises(UnknownNameError, match="breakable"):
         diagnose(LINEAR, (X,), modes=("breakabel",))
+
+
+@pytest.mark.parametrize("how", [{"partition": "fxx"}, {"compiler": "gcc"}])
+def test_an_unknown_partition_or_compiler_lists_the_known_ones(how: dict[str, str]) -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown (partition 'fxx'|compile 'gcc')"):
+        diagnose(LINEAR, (X,), **how)
+
+
+def test_the_partition_is_tried_as_piecewise() -> None:
+    def untraceable(x: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return LINEAR(x)
+
+    fx = diagnose(untraceable, (X,))
+    assert {mode: outcome.works for mode, outcome in fx.modes.items()} == {
+        "full": True,
+        "piecewise": False,
+        "breakable": True,
+    }
+    breakable = diagnose(untraceable, (X,), partition="breakable")
+    assert {mode: outcome.works for mode, outcome in breakable.modes.items()} == {"full": True, "breakable": True}
+
+
+@pytest.mark.parametrize("how", [{"partition": "inductor"}, {"compiler": "inductor"}])
+def test_what_simulated_graphs_cannot_hold_is_refused_and_not_swapped(how: dict[str, str]) -> None:
+    with pytest.raises(UnsupportedPartitionError, match="simulated graphs cannot record"):
+        diagnose(LINEAR, (X,), **how)
 
 
 def test_a_batch_that_cannot_be_halved_is_noted() -> None:

@@ -6,7 +6,7 @@ The same table runs on a GPU (`make test-gpu`): verdicts do not depend on the de
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -190,6 +190,14 @@ def test_fx_takes_the_suggested_break_too() -> None:
     assert (found.modes["piecewise"].num_segments, found.modes["piecewise"].num_breaks) == (2, 1)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", [{"partition": "inductor"}, {"compiler": "inductor"}])
+def test_compiled_trials_take_the_suggested_break_too(how: dict[str, str]) -> None:
+    outcome = planted(item, "cuda", modes=("piecewise",), **how).modes["piecewise"]
+    assert (outcome.works, outcome.num_segments, outcome.num_breaks) == (True, 2, 1), outcome
+    assert planted(scratch, "cuda", modes=("full",), **how).modes["full"].works
+
+
 # --- conditions: they block nothing, and are said ------------------------------------------------------------
 
 
@@ -227,6 +235,23 @@ def scratch(h: Tensor, lens: Tensor) -> Tensor:
     return out.add_(1)
 
 
+def resized(h: Tensor, lens: Tensor) -> Tensor:
+    out = torch.empty(2 * len(h), 8, device=h.device)
+    out.resize_(h.shape)  # CULPRIT
+    return out.copy_(h)
+
+
+def moved(h: Tensor, lens: Tensor) -> Tensor:
+    out = torch.empty_like(h)
+    out.set_(h)  # CULPRIT
+    return out
+
+
+def summed_over_ranks(h: Tensor, lens: Tensor) -> Tensor:
+    torch.distributed.all_reduce(h)  # CULPRIT
+    return h
+
+
 class Keeper:
     def __call__(self, h: Tensor, lens: Tensor) -> Tensor:
         self.last = h * 2  # CULPRIT
@@ -242,11 +267,34 @@ class Keeper:
         (rand, "random state"),
         (first_jit, "first-time JIT or autotune"),
         (attention, "mixes rows of the batch"),
+        (resized, "allocation outside the pool"),
+        (moved, "allocation outside the pool"),
     ],
-    ids=["buffer counter", "dropout", "rand", "jit_mark", "SDPA"],
+    ids=["buffer counter", "dropout", "rand", "jit_mark", "SDPA", "resize_", "set_"],
 )
 def test_a_condition_is_reported_and_does_not_block(function: Callable[..., Any], reason: str, device: str) -> None:
-    found = planted(function, device)
+    assert_condition(planted(function, device), function, reason)
+
+
+@pytest.fixture
+def one_rank(device: str) -> Iterator[None]:
+    """A process group of this process alone."""
+    dist = torch.distributed
+    if not (dist.is_available() and (dist.is_gloo_available() if device == "cpu" else dist.is_nccl_available())):
+        pytest.skip("this torch has no collectives for the device")
+    backend = "gloo" if device == "cpu" else "nccl"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_collective_is_reported_and_does_not_block(device: str, one_rank: None) -> None:
+    assert_condition(planted(summed_over_ranks, device), summed_over_ranks, "collective")
+
+
+def assert_condition(found: Diagnosis, function: Callable[..., Any], reason: str) -> None:
+    """The culprit's line has this condition, nothing else has any, and one graph holds it."""
     said = [op for op in found.ops if op.verdict.value == "conditional"]
     assert {(op.reason, op.line) for op in said} == {(reason, culprit_line(function))}
     assert all(op.fix for op in said)

@@ -55,6 +55,18 @@ def test_two_functions_get_two_breaks() -> None:
     assert found.modes["breakable"].num_breaks == 2
 
 
+def test_fewer_ops_outside_of_graphs_come_before_fewer_functions() -> None:
+    def other(h: Tensor) -> Tensor:
+        return h + (h > 0).nonzero().sum()
+
+    def outer(h: Tensor) -> Tensor:
+        return other(LINEAR(LINEAR(read(h))))
+
+    names, found = suggested(lambda x: LINEAR(outer(LINEAR(x))))
+    assert sorted(names) == ["other", "read"]  # not outer, which would do alone
+    assert (found.modes["breakable"].num_segments, found.modes["breakable"].num_breaks) == (3, 2)
+
+
 def test_a_function_defined_in_the_call_with_its_cells_and_defaults() -> None:
     def model(x: Tensor) -> Tensor:
         offset = x.mean(1, keepdim=True)

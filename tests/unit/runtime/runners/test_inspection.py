@@ -66,7 +66,10 @@ def test_as_dot():
         "box",
     ]
     assert [line.strip() for line in lines if "->" in line] == ["n0 -> n1;", "n1 -> n2;", "n2 -> n3;"]
-    assert r'label="break: layers.\"0\".attn\nmodel\\attention.py:12"' in PLAN.to_dot()
+    assert [re.search(r'label="(break: .*)"]', line)[1] for line in lines if "ellipse" in line] == [
+        r"break: layers.\"0\".attn\nmodel\\attention.py:12\ngiven 4,096 bytes\nbridges 1,088 bytes",
+        r"break: nothing\nmodel.py:1",
+    ]
     for line in lines:  # every quote that opens closes on its line, or Graphviz reads on
         assert len(re.findall(r'(?<!\\)"', line)) % 2 == 0, line
 
