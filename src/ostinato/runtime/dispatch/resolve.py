@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ostinato.runtime.config import GraphConfig
-from ostinato.runtime.keys import CaptureSupport, Compiler, Mode, Partition
+from ostinato.runtime.keys import CaptureSupport, Compiler, Mode, Partition, RuntimeMode
 
 __all__ = ["ModeRequest", "ResolvedMode", "resolve_mode"]
 
@@ -60,6 +60,12 @@ class ResolvedMode:
     def reason(self) -> str:
         """All reasons in one line."""
         return "; ".join(self.reasons) or "as asked"
+
+    @property
+    def runtime_modes(self) -> tuple[RuntimeMode, ...]:
+        """Those that graphs are captured for."""
+        full = (RuntimeMode.FULL,) if self.mode not in (Mode.NONE, Mode.PIECEWISE) else ()
+        return full + ((RuntimeMode.PIECEWISE,) if self.mode in (Mode.PIECEWISE, Mode.FULL_AND_PIECEWISE) else ())
 
     @property
     def is_traced(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from ostinato.errors import CaptureError, UnsupportedPartitionError, UntraceableError
+from ostinato.errors import CaptureError, UntraceableError
 from ostinato.runtime.breaks import BreakPoint, handling_breaks
 from ostinato.runtime.capture import CaptureBackend
 from ostinato.runtime.keys import Compiler, GraphKey, Partition, RuntimeMode
@@ -22,6 +22,7 @@ from ostinato.runtime.nest import tensors
 from ostinato.runtime.runners.piecewise.lowering import BreakLowering
 from ostinato.runtime.runners.piecewise.program import TracedProgram, outline
 from ostinato.runtime.runners.piecewise.split import Piece, SplitProgram, split_at_breaks
+from ostinato.runtime.runners.piecewise.support import require_support
 from ostinato.runtime.runners.piecewise.trace import trace
 from ostinato.runtime.runners.plan import CapturedPlan
 from ostinato.runtime.runners.runner import BoundCall, Call, Runner
@@ -46,7 +47,7 @@ class CompiledRunner:
         forbid: see `trace`.
 
     Raises:
-        UnsupportedPartitionError: Inductor's kernels for this device cannot be recorded.
+        UnsupportedPartitionError: see `require_support`.
     """
 
     def __init__(
@@ -60,11 +61,7 @@ class CompiledRunner:
         before_trace: Callable[[], None] | None = None,
         forbid: frozenset[str] = frozenset(),
     ) -> None:
-        if backend.name == "simulated" and (partition is Partition.INDUCTOR or compiler is Compiler.INDUCTOR):
-            raise UnsupportedPartitionError(
-                "Inductor's CPU kernels bypass the dispatcher, so simulated graphs cannot record them",
-                fix="use partition='fx' with compile='none', or partition='breakable'",
-            )
+        require_support(partition, compiler, backend=backend.name)
         self.runtime_mode: RuntimeMode = inner.runtime_mode
         self._backend = backend
         self._inner = inner
