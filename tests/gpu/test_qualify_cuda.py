@@ -112,6 +112,33 @@ def test_a_frozen_kernel_argument_is_named() -> None:
     assert found[FindingKind.BAKED_VALUE].where.startswith("segment 0, op ")
 
 
+@graph_break
+def shifted(h: torch.Tensor, by: float) -> torch.Tensor:
+    return h + by
+
+
+@pytest.mark.parametrize(
+    ("partition", "compiler"), [("breakable", "none"), ("fx", "none"), ("fx", "inductor"), ("inductor", "none")]
+)
+def test_a_frozen_argument_of_a_break_is_named(partition: str, compiler: str) -> None:
+    """Read from Python state: traced programs have it as a constant, which no capture of theirs changes."""
+    holder = SimpleNamespace(by=1)
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        return shifted(shifted(x * 2, holder.by).tanh(), 0.5) * 3
+
+    with opened(fn, mode="piecewise", partition=partition, compile=compiler) as graphed:
+        assert graphed.mode.partition == partition
+        report = graphed.qualify()
+        assert report.passed, report.to_text()
+        holder.by = 5
+        (key,) = graphed.qualify().keys
+    assert key.findings[0].kind is FindingKind.BAKED_VALUE, key.findings
+    assert "argument 'by' of break 'shifted' has changed since capture" in key.findings[0].what
+    assert "at_capture=1, now=5" in key.findings[0].what
+    assert key.findings[0].where.startswith(__file__)
+
+
 def test_a_break_output_at_a_stale_address_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(lambda x: squared(x + 1).tanh(), mode="piecewise") as graphed:
         monkeypatch.setattr(BreakStep, "_hand_over", lambda self, *args, **kwargs: None)

@@ -56,6 +56,7 @@ def assemble(arguments: Arguments) -> Parts:
     Raises:
         ConfigError: sizes that contradict each other, or a device that is none.
         DeviceUnavailableError: the device is not on this machine.
+        UnsupportedPartitionError: the partition needs a compiler that this machine does not have.
     """
     config, layout = arguments.config, arguments.layout
     device = arguments.find_device()
@@ -94,6 +95,7 @@ def assemble(arguments: Arguments) -> Parts:
         owns_arguments=config.ownership == "owned",
         bridges=bridges,
         before_trace=arguments.after_warm_up,
+        runtime_modes=mode.runtime_modes,
     )
     runs = MadeUpRuns(
         wrapped,

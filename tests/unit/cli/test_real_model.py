@@ -27,6 +27,31 @@ def run_json(*args: str, code: int = 0) -> Any:
     return json.loads(run(*args, "--json", code=code)[0])
 
 
+MODES = ("none", "piecewise", "full", "full_decode_only", "full_and_piecewise", "auto")
+
+
+def answer(mode: str) -> Any:
+    """What `ostinato generate` says of the capital of France in ``mode``, in float32."""
+    options = ["--max-tokens", "12", "--dtype", "float32", "--mode", mode, *SMALL]
+    return run_json("generate", "--prompt", "What is the capital of France?", *options)
+
+
+@pytest.fixture(scope="module")
+def eager_answer() -> Any:
+    return answer("none")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_knows_the_capital_of_france_in_the_same_tokens(eager_answer: Any, mode: str) -> None:
+    document = eager_answer if mode == "none" else answer(mode)
+    (output,) = document["outputs"]
+    assert "Paris" in output["text"]
+    assert len(output["token_ids"]) > 1
+    assert output["token_ids"] == eager_answer["outputs"][0]["token_ids"]
+    taken = {"none": {"EAGER"}, "piecewise": {"PIECEWISE"}, "full_decode_only": {"EAGER", "FULL"}}
+    assert set(document["dispatch"]["by_runtime_mode"]) == taken.get(mode, {"FULL", "PIECEWISE"})
+
+
 def test_it_knows_the_capital_of_france() -> None:
     out, err = run("generate", "--prompt", "What is the capital of France?", "--max-tokens", "8", *SMALL)
     assert out.startswith("> What is the capital of France?\n")

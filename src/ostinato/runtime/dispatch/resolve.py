@@ -88,6 +88,12 @@ class ResolvedMode:
         return decode if phase is Phase.DECODE else mixed
 
     @property
+    def runtime_modes(self) -> tuple[RuntimeMode, ...]:
+        """Those that graphs are captured for."""
+        full = (RuntimeMode.FULL,) if self.mode not in (Mode.NONE, Mode.PIECEWISE) else ()
+        return full + ((RuntimeMode.PIECEWISE,) if self.mode in (Mode.PIECEWISE, Mode.FULL_AND_PIECEWISE) else ())
+
+    @property
     def is_traced(self) -> bool:
         """Whether the callable is traced, in the first run of a key: a second one runs what came of it."""
         return self.partition is not Partition.BREAKABLE or self.compiler is not Compiler.NONE

@@ -23,6 +23,7 @@ from ostinato.runtime.keys import GraphKey, RuntimeMode
 from ostinato.runtime.nest import map_tensors, tensors
 from ostinato.runtime.qualify.baked import baked_calls, baked_differences
 from ostinato.runtime.qualify.bisect import Culprit, bisect_plan
+from ostinato.runtime.qualify.break_arguments import run_watched
 from ostinato.runtime.qualify.cases import Case, QualificationCases, WatchesMore
 from ostinato.runtime.qualify.poison import poison_plan, poison_tails
 from ostinato.runtime.qualify.report import Finding, FindingKind, KeyReport, QualificationReport
@@ -117,6 +118,8 @@ class _Trial:
         self.report = KeyReport(key=key, num_state_tensors=len(state))
 
     def run(self) -> KeyReport:
+        if self._cases:
+            self._look_for_frozen_arguments()  # first of all: what it finds names the cause of what the rest finds
         for case in self._cases:
             self._run_case(case)
         if self._cases:
@@ -167,11 +170,7 @@ class _Trial:
             by_alone = by_eager if alone is None else Snapshot(self._state)
             repadded = None if case.repad is None else self._repadded(case)
         except Exception as error:
-            raise QualificationError(
-                f"the callable fails on a test batch of {self._key}: {error}",
-                fix="pass qualify(cases=...), batches that it can run",
-                case=case.name,
-            ) from error
+            raise self._failed(case, error) from error
         lasting = _addresses(outputs)
         self._find_rewritten(case, lasting)
         self._ready(case)
@@ -214,6 +213,13 @@ class _Trial:
                 fault = f"{name}: written, where no step may write"
         if fault is not None:
             self._add(FindingKind.STATE_WRITES, case, f"state {fault}", lambda: _first(self.bisect(case)))
+
+    def _failed(self, case: Case, error: Exception) -> QualificationError:
+        return QualificationError(
+            f"the callable fails on a test batch of {self._key}: {error}",
+            fix="pass qualify(cases=...), batches that it can run",
+            case=case.name,
+        )
 
     def _ready(self, case: Case) -> None:
         """The static buffers and the state as the case wants them."""
@@ -312,6 +318,19 @@ class _Trial:
 
     # --- baked values --------------------------------------------------------------------------
 
+    def _look_for_frozen_arguments(self) -> None:
+        """Hold what the callable gives its breaks now against what a replay gives them, on the first and last case."""
+        for case in (self._cases[0], self._cases[-1]) if self._plan.break_steps else ():
+            try:
+                _, changed = self._from_start(case, lambda: run_watched(self._call, self._plan))
+            except Exception as error:
+                raise self._failed(case, error) from error
+            if changed is not None:
+                self._add_frozen(case, changed)
+
+    def _add_frozen(self, case: Case, error: FrozenValueError) -> None:
+        self._add(FindingKind.BAKED_VALUE, case, str(error), lambda: str(error.context.get("source", "")))
+
     def _look_for_baked_values(self) -> None:
         """Capture on the first and on the last case; on a device, on the first one twice."""
         first, last = self._cases[0], self._cases[-1]
@@ -322,8 +341,7 @@ class _Trial:
                     again = None if self._subject.is_bitwise else baked_calls(self._captured_on(first, stack))
                     other = self._captured_on(last, stack)
             except FrozenValueError as error:
-                source = str(error.context.get("source", ""))
-                self._add(FindingKind.BAKED_VALUE, last, str(error), lambda: source)
+                self._add_frozen(last, error)
                 return
             except OstinatoError as error:
                 self.report.warnings.append(f"not looked for baked values: a capture on a live batch failed: {error}")

@@ -26,7 +26,8 @@ class FindingKind(StrEnum):
     STATE_WRITES = "STATE_WRITES"
     """State outside the live set was written, or inside it otherwise than by eager."""
     BAKED_VALUE = "BAKED_VALUE"
-    """Two captures of the key on different batches hold different numbers, which the key does not carry."""
+    """The graph holds a number that the key does not carry: a break is given another one by an eager run, or two
+    captures of the key on different batches differ in it."""
     REFUSED = "REFUSED"
     """The replay raised."""
 

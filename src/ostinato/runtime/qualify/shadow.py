@@ -18,15 +18,15 @@ import torch
 from ostinato.runtime.buffers import Sizes
 from ostinato.runtime.keys import GraphKey, LiveBatch
 from ostinato.runtime.nest import map_tensors
+from ostinato.runtime.qualify.break_arguments import run_watched
 from ostinato.runtime.runners import (
-    Call,
+    CapturedPlan,
     Rows,
     Snapshot,
     WrappedCallable,
     find_gap,
     generator_states,
     generators_kept,
-    run_eager,
     state_kept,
 )
 
@@ -90,7 +90,7 @@ class ShadowVerdict:
 class _Kept:
     """A step that waits for its eager run."""
 
-    key: GraphKey
+    plan: CapturedPlan
     live: LiveBatch
     rows: Mapping[str, Rows]
     touched: Mapping[str, Rows]
@@ -129,11 +129,12 @@ class Shadow:
         self._kept: _Kept | None = None
         self.num_compared = 0
 
-    def replayed(self, key: GraphKey, live: LiveBatch, sizes: Sizes, replay: Call) -> Any:
-        """The outputs of ``replay``, a step of ``key``; every K-th is kept for `finish`."""
+    def replayed(self, plan: CapturedPlan, live: LiveBatch, sizes: Sizes) -> Any:
+        """The outputs of a step that ``plan`` replays; every K-th is kept for `finish`."""
         self._num_steps += 1
         if self._num_steps % self._every:
-            return replay()
+            return plan.replay(live.num_tokens)
+        key = plan.key
         rows = self._owner.written(key, live)
         buffers = self._wrapped.buffers
         inputs = buffers.arena[: buffers.num_bytes_at(sizes)]
@@ -141,9 +142,9 @@ class Shadow:
         before = Snapshot(touched)
         resume = self._owner.resume(key)
         random = generator_states(self._wrapped.device)
-        outputs = replay()
+        outputs = plan.replay(live.num_tokens)
         self._kept = _Kept(
-            key=key,
+            plan=plan,
             live=live,
             rows=rows,
             touched=touched,
@@ -160,18 +161,21 @@ class Shadow:
         kept, self._kept = self._kept, None
         if kept is None:
             return None
+        key = kept.plan.key
         with state_kept(kept.touched):
             kept.before.restore()
             with generators_kept(self._wrapped.device, begin_at=kept.random), kept.resume():
-                outputs = run_eager(self._wrapped.bind(kept.key))
-            expected = map_tensors(self._owner.cut(kept.key, kept.live, outputs), torch.clone)
+                outputs, changed = run_watched(self._wrapped.bind(key), kept.plan)
+            expected = map_tensors(self._owner.cut(key, kept.live, outputs), torch.clone)
             by_eager = Snapshot(kept.rows).saved
         self.num_compared += 1
+        if changed is not None:  # the cause of what else differs
+            return ShadowVerdict(key=key, what=str(changed), where=str(changed.context.get("source", "")))
         gap, _ = find_gap(expected, kept.outputs, is_exact=self._is_bitwise)
         if gap is not None:
-            return ShadowVerdict(key=kept.key, what=gap.detail, where=f"live output{gap.path}")
+            return ShadowVerdict(key=key, what=gap.detail, where=f"live output{gap.path}")
         for name, expected_rows in by_eager.items():
             gap, _ = find_gap(expected_rows, kept.after[name], is_exact=self._is_bitwise)
             if gap is not None:
-                return ShadowVerdict(key=kept.key, what=gap.detail, where=f"state {name}")
+                return ShadowVerdict(key=key, what=gap.detail, where=f"state {name}")
         return None

@@ -9,6 +9,7 @@ from ostinato.runtime.runners.agreement import (
     same_bits,
 )
 from ostinato.runtime.runners.break_arguments import ArgumentBytes, add_up
+from ostinato.runtime.runners.break_record import BreakRecord
 from ostinato.runtime.runners.break_step import BreakStep, break_inputs
 from ostinato.runtime.runners.breakable import BreakableRunner
 from ostinato.runtime.runners.captured_keys import CapturedKeys
@@ -40,6 +41,7 @@ __all__ = [
     "TOLERANCES",
     "ArgumentBytes",
     "BoundCall",
+    "BreakRecord",
     "BreakStep",
     "BreakableRunner",
     "Call",

@@ -16,6 +16,7 @@ from ostinato.runtime.breaks import BreakPoint, handling_breaks
 from ostinato.runtime.buffers import BridgePool
 from ostinato.runtime.nest import leaves, map_tensors, skeleton, tensors
 from ostinato.runtime.runners.break_arguments import BreakArgument
+from ostinato.runtime.runners.break_record import BreakRecord
 from ostinato.runtime.runners.layout import RowLayout
 
 __all__ = ["BreakStep", "break_inputs", "observe_break"]
@@ -87,6 +88,10 @@ class BreakStep:
     def inputs(self) -> list[torch.Tensor]:
         """The tensors that the break is given and does not write, at the addresses of the plan."""
         return break_inputs(self.point, self._args, self._kwargs)
+
+    def note_in(self, record: BreakRecord) -> None:
+        """Note in ``record`` the numbers and strings that every replay gives the break."""
+        record.add(self.point, self._args, self._kwargs)
 
     def hand_over(self) -> Any:
         """What the callable goes on with at capture. Given out once: the step must not keep it alive."""

@@ -15,6 +15,7 @@ from ostinato.errors import ClosedError
 from ostinato.runtime.capture import CapturedGraph, External, Generation
 from ostinato.runtime.keys import GraphKey
 from ostinato.runtime.runners.break_arguments import BreakArgument
+from ostinato.runtime.runners.break_record import BreakRecord
 from ostinato.runtime.runners.break_step import BreakStep
 
 __all__ = ["CapturedPlan"]
@@ -56,6 +57,13 @@ class CapturedPlan:
     def breaks(self) -> list[str]:
         """``name (file:line)`` of each break, in order."""
         return [f"{step.point.name} ({step.point.source})" for step in self.break_steps]
+
+    def frozen_arguments(self) -> BreakRecord:
+        """The numbers and strings that every replay gives its breaks."""
+        record = BreakRecord()
+        for step in self.break_steps:
+            step.note_in(record)
+        return record
 
     @property
     def break_arguments(self) -> list[BreakArgument]:

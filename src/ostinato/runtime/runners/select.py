@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ostinato.runtime.buffers import BridgePool
 from ostinato.runtime.capture import CaptureBackend
@@ -25,6 +25,7 @@ def make_runners(
     owns_arguments: bool,
     bridges: BridgePool,
     before_trace: Callable[[], None] | None = None,
+    runtime_modes: Collection[RuntimeMode] = tuple(RuntimeMode),
 ) -> dict[RuntimeMode, Runner]:
     """A runner for each runtime mode that replays.
 
@@ -32,6 +33,10 @@ def make_runners(
         compiler: INDUCTOR compiles full graphs, and with FX the pieces between breaks.
         compile_max_tokens: larger full graphs are captured uncompiled. None: no limit.
         before_trace: see `CompiledRunner`.
+        runtime_modes: those that record. Others get a runner that loads no compiler and asks for none.
+
+    Raises:
+        UnsupportedPartitionError: a compiler is asked for that this machine does not have.
     """
     forbid = frozenset[str]() if allow_unbroken_attention else ATTENTION_OPS
     full: Runner = FullRunner(backend)
@@ -41,13 +46,13 @@ def make_runners(
         forbid=forbid,
         owns_arguments=owns_arguments,
     )
-    if partition is not Partition.BREAKABLE:
+    if partition is not Partition.BREAKABLE and RuntimeMode.PIECEWISE in runtime_modes:
         from ostinato.runtime.runners.piecewise import CompiledRunner
 
         piecewise = CompiledRunner(
             backend, piecewise, partition=partition, compiler=compiler, before_trace=before_trace, forbid=forbid
         )
-    if compiler is Compiler.INDUCTOR:
+    if compiler is Compiler.INDUCTOR and RuntimeMode.FULL in runtime_modes:
         from ostinato.runtime.runners.piecewise import CompiledRunner
 
         full = CompiledRunner(

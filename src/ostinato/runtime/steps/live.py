@@ -126,7 +126,7 @@ class LiveSteps:
             if shadow is None:
                 plan.replay(live.num_tokens)
             else:
-                shadow.replayed(key, live, self.sizes(decision), lambda: plan.replay(live.num_tokens))
+                shadow.replayed(plan, live, self.sizes(decision))
         except Exception as error:
             self._dispatcher.record_failure(key, error)
             raise

@@ -5,8 +5,10 @@ import itertools
 
 import pytest
 
+from ostinato.runtime.config import GraphConfig
 from ostinato.runtime.dispatch import ModeRequest, ResolvedMode, resolve_mode
 from ostinato.runtime.keys import CaptureSupport, Compiler, Mode, Partition, Phase, RuntimeMode
+from ostinato.runtime.planning import plan_keys
 
 NEVER, SINGLE, UNIFORM, ALWAYS = CaptureSupport
 NONE, PIECE, FULL, DECODE, BOTH, AUTO = Mode
@@ -315,6 +317,15 @@ def test_interesting_rows(request_, mode, partition, compiler, words):
     found = resolve_mode(request_)
     assert (found.mode, found.partition, found.compiler) == (mode, partition, compiler)
     assert words in found.reason
+
+
+@pytest.mark.parametrize("mode", [mode for mode in Mode if mode is not Mode.AUTO])
+def test_graphs_are_planned_of_the_runtime_modes_that_are_told(mode):
+    """What loads a compiler goes by this: of a runtime mode that is left out no key may be planned."""
+    config = GraphConfig(sizes=(4, 8), decode_sizes=(2,), max_num_reqs=4)
+    told = ResolvedMode(asked=mode, mode=mode, partition=Partition.FX, compiler=Compiler.INDUCTOR).runtime_modes
+    planned = plan_keys(config, mode, max_size=8, full_mixed_max_tokens=8)
+    assert {key.runtime_mode for key in planned} == set(told)
 
 
 @pytest.mark.parametrize(

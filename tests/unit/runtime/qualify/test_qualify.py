@@ -168,6 +168,57 @@ def test_an_offset_in_a_view_is_named(ready):
     assert any("aten::slice" in f.where and "argument" in f.where for f in key.findings)
 
 
+@graph_break
+def shifted(h: torch.Tensor, by: float) -> torch.Tensor:
+    return h + by
+
+
+@pytest.mark.parametrize("partition", ["breakable", "fx"])
+def test_a_frozen_argument_of_a_break_is_named(ready, partition):
+    """Read from Python state, so no replay sees that it is another now. A trace makes a constant of it, and every
+    capture of that trace the same."""
+    holder = SimpleNamespace(by=1)
+    graphed = ready(lambda x: shifted(x, holder.by) * 3, ROWS, sizes=SIZES, mode="piecewise", partition=partition)
+    assert graphed.qualify().passed
+    holder.by = 5
+    assert torch.equal(graphed(ROWS), (ROWS + 1) * 3), "a replay goes on with the frozen value, and cannot know"
+    report = graphed.qualify()
+    assert not any(key.passed for key in report.keys)
+    for key in report.keys:
+        finding = key.findings[0]
+        assert finding.kind is FindingKind.BAKED_VALUE
+        assert "[OST305] argument 'by' of break 'shifted' has changed since capture" in finding.what
+        assert "at_capture=1, now=5" in finding.what
+        assert finding.where.startswith(__file__)
+        assert {f.kind for f in key.findings} == {FindingKind.BAKED_VALUE, FindingKind.DIFFERS}
+    assert torch.equal(graphed(ROWS), (ROWS + 5) * 3), "quarantined"
+
+
+@pytest.mark.parametrize("partition", ["breakable", "fx"])
+def test_a_frozen_argument_that_no_output_shows_is_named(ready, partition):
+    holder = SimpleNamespace(by=1)
+    graphed = ready(lambda x: shifted(x, holder.by) > 1e6, ROWS, sizes=(8,), mode="piecewise", partition=partition)
+    holder.by = 2
+    (key,) = graphed.qualify().keys
+    (finding,) = key.findings
+    assert finding.kind is FindingKind.BAKED_VALUE and "argument 'by'" in finding.what
+
+
+@pytest.mark.parametrize("partition", ["breakable", "fx"])
+def test_arguments_of_breaks_that_follow_the_bucket_pass(ready, partition):
+    """Defaults, sizes and whole numbers for decimals: a trace passes them otherwise than the callable does."""
+
+    @graph_break
+    def sized(h, rows, scale=2.0, label=None):
+        return h * scale + rows
+
+    def fn(x):
+        return sized(sized(sized(x, x.shape[0]), 4, 3), 4, 1.5, label="third") + 1
+
+    report = ready(fn, ROWS, sizes=SIZES, mode="piecewise", partition=partition).qualify()
+    assert not [f for key in report.keys for f in key.findings if f.kind is FindingKind.BAKED_VALUE], report.to_text()
+
+
 # --- state -----------------------------------------------------------------------------------------
 
 PAGE, NUM_SLOTS = 4, 16

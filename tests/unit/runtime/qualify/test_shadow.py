@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from ostinato.errors import ConfigError
-from ostinato.runtime import GraphConfig, Graphed, Reason
+from ostinato.runtime import GraphConfig, Graphed, Reason, graph_break
 from ostinato.telemetry import KeyQuarantined, MemorySink
 
 ROWS = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
 
-def opened(fn, *, every: int, sink: MemorySink | None = None) -> Graphed:
-    config = GraphConfig(sizes=(4,), shadow_every=every)
+def opened(fn, *, every: int, sink: MemorySink | None = None, **settings: str) -> Graphed:
+    config = GraphConfig(sizes=(4,), shadow_every=every, **settings)
     graphed = Graphed(fn, example=(ROWS,), config=config, sinks=[sink] if sink else [])
     graphed.warm_up()
     graphed.capture()
@@ -81,6 +81,29 @@ def test_a_frozen_number_is_found_while_serving():
         assert (event.key, event.found_by, event.where) == ("FULL tokens=4", "shadow", "live output")
         assert graphed.explain(ROWS).reason is Reason.QUARANTINED
         assert torch.equal(graphed(ROWS), ROWS * 3)
+
+
+@graph_break
+def shifted(h: torch.Tensor, by: int) -> torch.Tensor:
+    return h + by
+
+
+@pytest.mark.parametrize("partition", ["breakable", "fx"])
+def test_a_frozen_argument_of_a_break_is_named_while_serving(partition):
+    holder = SimpleNamespace(by=1)
+    sink = MemorySink()
+    settings = {"mode": "piecewise", "partition": partition}
+    with opened(lambda x: shifted(x, holder.by) * 3, every=1, sink=sink, **settings) as graphed:
+        graphed(ROWS)
+        graphed.finish_shadow()
+        assert graphed.explain(ROWS).reason is Reason.EXACT
+        holder.by = 5
+        assert torch.equal(graphed(ROWS), (ROWS + 1) * 3)
+        graphed.finish_shadow()
+        (event,) = [e for e in sink.events if isinstance(e, KeyQuarantined)]
+        assert event.found_by == "shadow" and event.where.startswith(__file__)
+        assert "argument 'by' of break 'shifted' has changed since capture" in event.what
+        assert torch.equal(graphed(ROWS), (ROWS + 5) * 3)
 
 
 def test_a_wrong_write_is_found_while_serving():

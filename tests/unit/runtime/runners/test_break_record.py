@@ -53,6 +53,8 @@ def test_the_same_again(seen, now):
         (((H, True), {}), ((H, False), {}), "n"),
         (((H, 1.0), {}), ((H, float("nan")), {}), "n"),
         (((H, 3), {}), ((H,), {"n": 4}), "n"),
+        (((H,), {}), ((H, 4), {}), "n"),  # first by its default
+        (((H, 4), {}), ((H,), {}), "n"),
         (((H,), {"options": {"a": [1, 2]}}), ((H,), {"options": {"a": [1, 5]}}), "options['a'][1]"),
     ],
 )
@@ -78,6 +80,51 @@ def test_a_function_without_a_signature():
     record.check(0, point, (H, 0), {})
     with pytest.raises(FrozenValueError, match="argument '1'"):
         record.check(0, point, (H, 1), {})
+
+
+# --- against a later run ----------------------------------------------------------------------------
+
+
+def run_of(*calls):
+    record = BreakRecord()
+    for point, value in calls:
+        record.add(point, (H, value), {})
+    return record
+
+
+OTHER = point_of(lambda h, n: h)
+
+
+@pytest.mark.parametrize(
+    ("at_capture", "now"),
+    [
+        ([(POINT, 1), (OTHER, 2)], [(POINT, 1), (OTHER, 2)]),
+        ([(POINT, 1), (POINT, 2)], [(POINT, 2), (POINT, 1)]),  # a compiler's order
+        ([(POINT, float("nan"))], [(POINT, float("nan"))]),
+        ([(POINT, 1)], [(POINT, 1.0)]),  # an op that takes decimals
+        ([], [(POINT, 1)]),  # a full graph has no breaks
+        ([(POINT, 1)], [(POINT, 2), (POINT, 3)]),  # other breaks: nothing is known of which is which
+    ],
+)
+def test_nothing_has_changed_since(at_capture, now):
+    assert run_of(*now).changed_since(run_of(*at_capture)) is None
+
+
+@pytest.mark.parametrize(
+    ("at_capture", "now", "was", "is_now"),
+    [
+        ([(POINT, 1)], [(POINT, 5)], "1", "5"),
+        ([(POINT, 1), (POINT, 2), (OTHER, 3)], [(POINT, 2), (POINT, 7), (OTHER, 3)], "1", "7"),
+        ([(OTHER, 3), (POINT, "a")], [(POINT, "b"), (OTHER, 3)], "'a'", "'b'"),
+        ([(POINT, 1)], [(POINT, None)], "1", "None"),
+    ],
+)
+def test_what_has_changed_since_is_named(at_capture, now, was, is_now):
+    error = run_of(*now).changed_since(run_of(*at_capture))
+    assert isinstance(error, FrozenValueError)
+    assert "argument 'n' of break 'brk' has changed since capture" in error.message
+    assert (error.context["at_capture"], error.context["now"]) == (was, is_now)
+    assert error.context["source"] == POINT.source
 
 
 # --- in a capture -----------------------------------------------------------------------------------

@@ -51,6 +51,12 @@ def test_runners(partition, compiler):
         assert full._partition is Partition.INDUCTOR, "nothing to split: the whole graph is compiled"
 
 
+@pytest.mark.parametrize("mode", list(RuntimeMode))
+def test_a_runtime_mode_that_records_nothing_is_given_no_compiler(mode):
+    runners = make(Partition.INDUCTOR, Compiler.INDUCTOR, runtime_modes=(mode,))
+    assert {m for m, runner in runners.items() if type(runner) is CompiledRunner} == {mode} & set(runners)
+
+
 def test_the_limit_is_for_full_graphs():
     runners = make(Partition.FX, Compiler.INDUCTOR, compile_max_tokens=64)
     assert runners[RuntimeMode.FULL]._max_tokens == 64

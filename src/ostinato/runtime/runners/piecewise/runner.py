@@ -8,13 +8,13 @@ whole graph is compiled, fused across breaks, and broken where the compiled code
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 
-from ostinato.errors import CaptureError, UnsupportedPartitionError, UntraceableError
+from ostinato.errors import CaptureError, UntraceableError
 from ostinato.runtime.breaks import BreakPoint, handling_breaks
 from ostinato.runtime.capture import CaptureBackend
 from ostinato.runtime.keys import Compiler, GraphKey, Partition, RuntimeMode
@@ -22,6 +22,7 @@ from ostinato.runtime.nest import tensors
 from ostinato.runtime.runners.piecewise.lowering import BreakLowering
 from ostinato.runtime.runners.piecewise.program import TracedProgram, outline
 from ostinato.runtime.runners.piecewise.split import Piece, SplitProgram, split_at_breaks
+from ostinato.runtime.runners.piecewise.support import require_support
 from ostinato.runtime.runners.piecewise.trace import trace
 from ostinato.runtime.runners.plan import CapturedPlan
 from ostinato.runtime.runners.runner import BoundCall, Call, Runner
@@ -29,12 +30,20 @@ from ostinato.runtime.runners.runner import BoundCall, Call, Runner
 __all__ = ["CompiledRunner"]
 
 
+_Kind = tuple[str, int | None]
+"""`GraphKey.kind` and the query length. For keys of different kinds the callable may take different Python branches (an
+engine does, for decodes and mixed batches), and a trace holds one of these."""
+_Group = tuple[_Kind, tuple[bool, ...]]
+"""The keys of one trace: their kind, and which of the sizes that differ in it are 1."""
+
+
 class CompiledRunner:
     """A `Runner` that traces the callable and lets another runner record it.
 
     The first warm-up of each key runs the callable as it is, to learn what its breaks take and give and which
-    sizes differ from key to key; the second traces it (once, and once more where such a size is 1) and runs the
-    traced program. What it returns must be what the callable returned, but for the numbers in tensors.
+    sizes differ from key to key; the second traces it (once for keys of one kind, and once more where such a size
+    is 1) and runs the traced program. What it returns must be what the callable returned, but for the numbers in
+    tensors.
 
     Args:
         inner: records the traced program.
@@ -46,7 +55,7 @@ class CompiledRunner:
         forbid: see `trace`.
 
     Raises:
-        UnsupportedPartitionError: Inductor's kernels for this device cannot be recorded.
+        UnsupportedPartitionError: see `require_support`.
     """
 
     def __init__(
@@ -60,11 +69,7 @@ class CompiledRunner:
         before_trace: Callable[[], None] | None = None,
         forbid: frozenset[str] = frozenset(),
     ) -> None:
-        if backend.name == "simulated" and (partition is Partition.INDUCTOR or compiler is Compiler.INDUCTOR):
-            raise UnsupportedPartitionError(
-                "Inductor's CPU kernels bypass the dispatcher, so simulated graphs cannot record them",
-                fix="use partition='fx' with compile='none', or partition='breakable'",
-            )
+        require_support(partition, compiler, backend=backend.name)
         self.runtime_mode: RuntimeMode = inner.runtime_mode
         self._backend = backend
         self._inner = inner
@@ -76,7 +81,7 @@ class CompiledRunner:
         self._lowerings: dict[BreakPoint, BreakLowering] = {}
         self._outlines: dict[GraphKey, Any] = {}  # of what the callable itself returned
         self._shapes: dict[GraphKey, list[tuple[int, ...]]] = {}  # of the tensors it took
-        self._programs: dict[tuple[bool, ...], TracedProgram] = {}  # which of the differing sizes are 1 -> program
+        self._programs: dict[_Group, TracedProgram] = {}
         self.pieces: list[Piece] = []
         """Of the last traced graph, with FX."""
 
@@ -94,12 +99,12 @@ class CompiledRunner:
             return result
         if self._before_trace is not None:
             self._before_trace()
-        pattern = self._pattern(bound)
-        if pattern not in self._programs:
-            self._programs[pattern] = self._trace(bound, pattern)
+        group = self._group(key, bound)
+        if group not in self._programs:
+            self._programs[group] = self._trace(bound, group)
             if self._before_trace is not None:
                 self._before_trace()
-        result = self._inner.warm_up(key, self._bind(self._programs[pattern], bound))
+        result = self._inner.warm_up(key, self._bind(self._programs[group], bound))
         if outline(result) != self._outlines[key]:
             raise UntraceableError(
                 f"the traced program returns something else than the callable for {key}",
@@ -114,7 +119,7 @@ class CompiledRunner:
         if self._is_plain(key):
             return self._inner.capture(key, call)
         bound = _bound(call)
-        program = self._programs.get(self._pattern(bound))
+        program = self._programs.get(self._group(key, bound))
         if program is None:
             raise CaptureError("a key is captured before it was traced", fix="warm up twice before capture")
         return self._inner.capture(key, self._bind(program, bound))
@@ -122,13 +127,14 @@ class CompiledRunner:
     def _is_plain(self, key: GraphKey) -> bool:
         return self._max_tokens is not None and key.num_tokens > self._max_tokens
 
-    def _pattern(self, call: BoundCall) -> tuple[bool, ...]:
-        """Which of the sizes that differ from key to key are 1 in this call."""
-        shapes = _shapes(call)
-        return tuple(shapes[index][dim] == 1 for index, dim in self._differing(self._shapes.values()))
+    def _group(self, key: GraphKey, call: BoundCall) -> _Group:
+        kind, shapes = _kind(key), _shapes(call)
+        return kind, tuple(shapes[index][dim] == 1 for index, dim in self._differing(self._shapes_of(kind)))
 
-    def _differing(self, shapes: Iterable[list[tuple[int, ...]]]) -> list[tuple[int, int]]:
-        seen = list(shapes)
+    def _shapes_of(self, kind: _Kind) -> list[list[tuple[int, ...]]]:
+        return [shapes for key, shapes in self._shapes.items() if _kind(key) == kind]
+
+    def _differing(self, seen: Sequence[list[tuple[int, ...]]]) -> list[tuple[int, int]]:
         first = seen[0] if seen else []
         return [
             (index, dim)
@@ -137,9 +143,11 @@ class CompiledRunner:
             if len({other[index][dim] for other in seen}) > 1
         ]
 
-    def _trace(self, call: BoundCall, pattern: tuple[bool, ...]) -> TracedProgram:
-        sizes = self._differing(self._shapes.values())
-        alike = [s for s in self._shapes.values() if tuple(s[index][dim] == 1 for index, dim in sizes) == pattern]
+    def _trace(self, call: BoundCall, group: _Group) -> TracedProgram:
+        kind, ones = group
+        seen = self._shapes_of(kind)
+        sizes = self._differing(seen)
+        alike = [s for s in seen if tuple(s[index][dim] == 1 for index, dim in sizes) == ones]
         with self._stand_ins():
             symbols = self._differing(alike)
             return trace(call.fn, call.args, call.kwargs, self._compile, symbols=symbols, forbid=self._forbid)
@@ -172,6 +180,10 @@ class CompiledRunner:
 def _bound(call: Call) -> BoundCall:
     assert isinstance(call, BoundCall), "the facade binds calls"
     return call
+
+
+def _kind(key: GraphKey) -> _Kind:
+    return key.kind, key.uniform_query_len
 
 
 def _shapes(call: BoundCall) -> list[tuple[int, ...]]:

@@ -124,7 +124,34 @@ def test_every_key_is_the_one_trace_but_size_one(ready):
         assert torch.equal(graphed(x), program(x))
     assert len(graphed.plans) == 4
     runner = graphed._runs.runners[RuntimeMode.PIECEWISE]
-    assert sorted(runner._programs) == [(False,), (True,)]
+    assert sorted(runner._programs) == [(("piecewise", None), (False,)), (("piecewise", None), (True,))]
+
+
+def test_keys_of_another_kind_are_traced_apart(backend):
+    """A callable may do something else for decodes than for mixed batches, and knows which from its owner."""
+    runner = CompiledRunner(backend, FullRunner(backend), partition=Partition.FX)
+    told = {"is_decode": False}
+
+    def fn(x):
+        return x * 2 if told["is_decode"] else x + 5
+
+    calls = {}
+    for rows, query_len in ((8, None), (4, None), (8, 1), (4, 1), (8, 2)):
+        calls[GraphKey(runtime_mode=RuntimeMode.FULL, num_tokens=rows, uniform_query_len=query_len)] = bound(fn, rows)
+
+    def is_decode(key):
+        told["is_decode"] = key.uniform_query_len == 1
+        return key
+
+    for _ in range(2):
+        for key, call in calls.items():
+            runner.warm_up(is_decode(key), call)
+    with backend.phase():
+        plans = {key: runner.capture(is_decode(key), call) for key, call in calls.items()}
+    assert len(runner._programs) == 3, "one a kind, for all its sizes"
+    for key, plan in plans.items():
+        assert plan.replay(key.num_tokens).eq(2 if key.uniform_query_len == 1 else 6).all()
+        plan.close()
 
 
 def test_sizes_that_count_other_things_are_symbols_too():
