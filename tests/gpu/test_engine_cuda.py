@@ -73,6 +73,8 @@ LIMITS: dict[str, Any] = {
 NUM_OUTPUTS = 8
 TIE = 5e-4
 """Top two log-probabilities closer than this may change places where sums are taken in another order."""
+MOST_TIED = 0.1
+"""Share of prompts whose answers may hold a tie: a comparison that most prompts drop out of shows nothing."""
 
 # (mode, backend) -> how steps run; torch attention allows no full graph of a mixed batch.
 TAKEN = {
@@ -203,13 +205,25 @@ def serve(
 
 
 def check_same(found: Sequence[tuple[list[int], Any]], expected: Sequence[tuple[list[int], list[float]]]) -> None:
-    """Equal tokens; a prompt's answer counts up to its first tie, and nearly all must have none."""
-    num_whole = 0
+    """All token ids are equal, but for ties.
+
+    Each prompt was run eagerly by itself to compare with, so kernels may take their sums in another order here. A tie
+    is a place of that run where its two likeliest tokens are less than 5e-4 in log-probability apart (`TIE`). A prompt
+    without any must have the same token ids throughout; one with a tie up to the first, since what follows may be
+    another text. At most a tenth of the prompts (`MOST_TIED`; 3 of 32) may have a tie; how many have is printed.
+    """
+    tied: dict[int, int] = {}  # prompt -> the place of its first tie
     for index, ((ours, _), (theirs, gaps)) in enumerate(zip(found, expected, strict=True)):
-        clear = next((place for place, gap in enumerate(gaps) if gap < TIE), len(gaps))
-        assert ours[:clear] == theirs[:clear], f"prompt {index}: {ours} for {theirs}, gaps {gaps}"
-        num_whole += clear == len(theirs)
-    assert num_whole >= 0.9 * len(expected)
+        assert len(ours) == len(theirs) == len(gaps), f"prompt {index}"
+        place = next((place for place, gap in enumerate(gaps) if gap < TIE), None)
+        if place is None:
+            assert ours == theirs, f"prompt {index}, which has no tie: {ours} for {theirs}, gaps {gaps}"
+        else:
+            tied[index] = place
+            assert ours[:place] == theirs[:place], f"prompt {index}, before its tie: {ours} for {theirs}, gaps {gaps}"
+    num_other = sum(found[index][0] != expected[index][0] for index in tied)
+    print(f"\n{len(expected)} prompts: {len(tied)} with a tie {tied}, of which {num_other} went on otherwise")
+    assert len(tied) <= MOST_TIED * len(expected), tied
 
 
 def eager_forward(executor: Executor, batch: ScheduledBatch) -> torch.Tensor:
@@ -267,11 +281,18 @@ def test_tokens_in_float32(models: Models, shape: str, backend: str, mode: str) 
     check_same(found, expected)
 
 
-@pytest.mark.parametrize("mode", ["piecewise", "full_and_piecewise"])
+FEW: dict[str, Any] = {"decode_sizes": (16,), "token_sizes": (64,)}
+"""Each kind of batch is compiled once: sizes of 1 would be traced, hence compiled, by themselves."""
+
+
+@pytest.mark.parametrize("mode", ["piecewise", "full", "full_decode_only", "full_and_piecewise"])
 @pytest.mark.parametrize(("partition", "compiler"), [("fx", "none"), ("fx", "inductor"), ("inductor", "none")])
 def test_tokens_of_the_1b_shape_by_traced_partitions(models: Models, partition: str, compiler: str, mode: str) -> None:
+    """Modes without pieces trace nothing unless full graphs are compiled; those with both have all sizes."""
     loaded = models.get("1b", "float32")
-    with engine(loaded, mode=mode, partition=partition, compile=compiler, attention="triton") as executor:
+    few = FEW if mode in ("full", "full_decode_only") else {}
+    with engine(loaded, mode=mode, partition=partition, compile=compiler, attention="triton", **few) as executor:
+        assert (executor.graphed.mode.partition, executor.graphed.mode.compiler) == (partition, compiler)
         found = serve(executor, loaded, prompts_for(loaded))
         assert set(executor.graphed.counters.by_runtime_mode) == TAKEN[mode, "triton"]
     check_same(found, models.alone("1b", "float32"))
