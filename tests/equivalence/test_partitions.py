@@ -295,6 +295,43 @@ def test_a_module_on_gpu(partition, compiler):
     check_on_gpu(hidden, sizes=BUCKETS, num_breaks=2, mode="piecewise", partition=partition, compile=compiler)
 
 
+@graph_break
+def prefix_mean(h):
+    return torch.cumsum(h, -1) / WIDTH
+
+
+class Gated(torch.nn.Module):
+    """In each layer a gate that is computed before a break and wanted after it."""
+
+    NUM_LAYERS = 3
+
+    def __init__(self):
+        super().__init__()
+        self.ups = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH) for _ in range(self.NUM_LAYERS))
+
+    def forward(self, x):
+        for up in self.ups:
+            gate = torch.sigmoid(prefix_mean(x)) * 2
+            x = torch.nn.functional.silu(up(prefix_mean(x))) * gate + x
+        return x
+
+
+@on_gpu
+def test_inductor_keeps_fusions_across_breaks_that_fx_loses():
+    """Compiled in pieces, a layer's gate is a kernel of its own; compiled whole, a part of the one that wants it."""
+    torch.manual_seed(5)
+    module = Gated().requires_grad_(False).cuda()
+    num_nodes, num_fused = {}, {}
+    for partition, compiler in (("fx", "inductor"), ("inductor", "none")):
+        settings = {"mode": "piecewise", "partition": partition, "compile": compiler}
+        names = check_on_gpu(module, num_breaks=2 * Gated.NUM_LAYERS, **settings)
+        num_nodes[partition] = {rows: len(found) for rows, found in names.items()}
+        num_fused[partition] = {rows: sum(n.startswith("triton_") for n in found) for rows, found in names.items()}
+    for rows in (4, 8):
+        assert num_nodes["inductor"][rows] < num_nodes["fx"][rows], num_nodes
+        assert num_fused["fx"][rows] - num_fused["inductor"][rows] == Gated.NUM_LAYERS, (num_fused, "one a layer")
+
+
 @on_gpu
 def test_full_graphs_are_compiled_up_to_a_size():
     module = layers().cuda()
