@@ -298,25 +298,6 @@ def test_tokens_of_the_1b_shape_by_traced_partitions(models: Models, partition: 
     check_same(found, models.alone("1b", "float32"))
 
 
-def test_inductor_keeps_fusions_across_breaks_that_fx_loses(models: Models) -> None:
-    """The 1B shape, compiled whole and compiled in pieces: as many segments and breaks, fewer kernels."""
-    loaded = models.get("1b", "bfloat16")
-    counted: dict[str, dict[int, tuple[int, int, int]]] = {}
-    for partition, compiler in (("fx", "inductor"), ("inductor", "none")):
-        settings = {"mode": "piecewise", "partition": partition, "compile": compiler, "attention": "triton"}
-        with engine(loaded, **settings) as executor:
-            counted[partition] = {
-                key.num_tokens: (len(plan.breaks), plan.num_segments, plan.num_nodes)
-                for key, plan in executor.graphed.plans.items()
-            }
-    print(f"\n(breaks, segments, kernels) by tokens: {counted}")
-    assert set(counted["fx"]) == set(counted["inductor"]) == {16, 64}
-    num_layers = LLAMA_3_2_1B["num_hidden_layers"]
-    for tokens, (breaks, segments, kernels) in counted["inductor"].items():
-        assert (breaks, segments) == counted["fx"][tokens][:2] == (num_layers, num_layers + 1)
-        assert kernels < counted["fx"][tokens][2], tokens
-
-
 @pytest.mark.parametrize("mode", ["none", "full_and_piecewise"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_contexts_far_past_what_capture_saw(models: Models, backend: str, mode: str) -> None:

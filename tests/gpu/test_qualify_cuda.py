@@ -135,7 +135,7 @@ def test_a_frozen_argument_of_a_break_is_named(partition: str, compiler: str) ->
         (key,) = graphed.qualify().keys
     assert key.findings[0].kind is FindingKind.BAKED_VALUE, key.findings
     assert "argument 'by' of break 'shifted' has changed since capture" in key.findings[0].what
-    assert "at_capture=1, now=5" in key.findings[0].what
+    assert "at_capture=1" in key.findings[0].what and "now=5" in key.findings[0].what  # an op's float may be 1.0
     assert key.findings[0].where.startswith(__file__)
 
 

@@ -16,10 +16,10 @@ from ostinato.runtime.keys import GraphKey, LiveBatch, RuntimeMode, Veto
 
 __all__ = ["HYSTERESIS", "KEYS_A_GROUP", "KeyTable", "choose", "decision_for"]
 
-HYSTERESIS: Final = 0.03
+HYSTERESIS: Final = 0.01
 """The usual order holds unless another graph, or eager, is cheaper by more than this share. Two measurements of the
-same step differ by some hundredths, and a choice between near equals would else change from start to start; what it
-can lose is as much as dispatch may be off the best anyway. It never protects a graph that is slower than eager."""
+same step differ, and a choice between near equals would else change from start to start; what it can lose is a third
+of what dispatch may be off the best. It never protects a graph that is slower than eager."""
 KEYS_A_GROUP: Final = 3
 """Buckets of one kind that are weighed: the next larger one may be faster (another kernel), one far off never is."""
 
