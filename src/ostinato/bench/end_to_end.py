@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = [
     "NUM_LONG",
     "NUM_SHORT",
+    "EngineSeconds",
     "GenerateSeconds",
-    "engine_seconds",
-    "host_us_between",
+    "decode_host_us",
     "measure_peers",
     "measure_tpots",
     "measure_ttfts",
@@ -32,19 +32,27 @@ __all__ = [
 
 NUM_SHORT: Final = 8
 NUM_LONG: Final = 136
+_NUM_UNCOUNTED: Final = 2
 
 GenerateSeconds = Callable[[Sequence[Sequence[int]], int], float]
 """Wall seconds until every prompt has so many output tokens."""
 
 
-def engine_seconds(llm: LLM) -> GenerateSeconds:
-    """`GenerateSeconds` of an Ostinato engine."""
+class EngineSeconds:
+    """`GenerateSeconds` of an Ostinato engine, which notes what the host worked besides."""
 
-    def seconds(prompts: Sequence[Sequence[int]], num_tokens: int) -> float:
+    def __init__(self, llm: LLM) -> None:
+        self._llm = llm
+        self.busy_seconds: list[float] = []
+        """Of each call: the host's own work, less its waiting for the device."""
+
+    def __call__(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> float:
         params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+        before = self._llm.stats()["host"]["busy_seconds"]
         began = time.perf_counter()
-        outputs = llm.generate(prompts, params)
+        outputs = self._llm.generate(prompts, params)
         elapsed = time.perf_counter() - began
+        self.busy_seconds.append(self._llm.stats()["host"]["busy_seconds"] - before)
         for output in outputs:
             if output.error is not None:
                 raise output.error
@@ -52,12 +60,18 @@ def engine_seconds(llm: LLM) -> GenerateSeconds:
                 raise RuntimeError(f"a request ended after {len(output.token_ids)} of {num_tokens} tokens")
         return elapsed
 
-    return seconds
+
+def decode_host_us(busy_seconds: Sequence[float]) -> list[float]:
+    """Host work of a decode step in microseconds, from the calls of `measure_tpots`: as TPOT, what a longer answer
+    takes more than a shorter one, so that prompts are not in it."""
+    counted = busy_seconds[_NUM_UNCOUNTED:]
+    pairs = zip(counted[::2], counted[1::2], strict=True)
+    return [(long - short) / (NUM_LONG - NUM_SHORT) * 1e6 for short, long in pairs]
 
 
 def measure_tpots(run: Run, seconds: GenerateSeconds, *, batch: int, prompt_tokens: int) -> list[float]:
     """TPOT in milliseconds, once for each repeat, after one call of each length that is not counted."""
-    for num_tokens in (NUM_LONG, NUM_SHORT):
+    for num_tokens in (NUM_LONG, NUM_SHORT):  # `_NUM_UNCOUNTED`
         seconds(run.prompts(batch, prompt_tokens), num_tokens)
     tpots = []
     for _ in range(run.repeats):
@@ -79,13 +93,6 @@ def steps_between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, in
     steps = Counter(after["dispatch"]["by_runtime_mode"])
     steps.subtract(before["dispatch"]["by_runtime_mode"])
     return {mode: count for mode, count in steps.items() if count}
-
-
-def host_us_between(before: dict[str, Any], after: dict[str, Any]) -> float | None:
-    """Host work a step, less waiting for the device, between two of `LLM.stats`; None if there was no step."""
-    first, last = before["host"], after["host"]
-    num_steps = last["steps"] - first["steps"]
-    return None if not num_steps else round((last["busy_seconds"] - first["busy_seconds"]) / num_steps * 1e6, 1)
 
 
 def measure_peers(

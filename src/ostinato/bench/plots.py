@@ -20,8 +20,10 @@ _LINES: Final[dict[str, tuple[str, str, tuple[str, ...], bool]]] = {
     "segments": ("segments", "off_us", ("callable",), True),
     "checks": ("watched", "both_us", ("callable", "guards"), False),
     "dispatch": ("sizes", "worst_percent", ("kind",), False),
+    "growth": ("batch", "step_ms", ("context",), True),
     "serve": ("rate", "ttft_ms_p99", ("mode",), True),
 }
+_UNITS: Final = {"requests": "requests", "context": "tokens of context", "queued": "queued"}
 _LABELS: Final = {
     "batch": "requests at once",
     "tpot_ms": "time per output token, ms",
@@ -31,12 +33,14 @@ _LABELS: Final = {
     "segments": "segments",
     "off_us": "host time of a replay, us",
     "rate": "requests a second",
+    "scheduler_us": "scheduling of a step, us",
     "watched": "tensors that are watched",
     "both_us": "decision and guards, us",
     "sizes": "sizes of a step",
     "worst_percent": "most that a decision loses, %",
     "ttft_ms_p99": "99th percentile of time to first token, ms",
 }
+_GROWTH_OF_THE_SCHEDULER: Final = ("batch", "scheduler_us", ("queued",), True)
 _STAGES: Final = ("interpreter", "imports", "weights", "warm_up", "capture", "first_token")
 
 
@@ -67,13 +71,14 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
 
 
 def _lines(axes: Any, document: Mapping[str, Any]) -> None:
-    x, y, names, is_log = _LINES[document["bench"]]
+    is_scheduler = any("scheduler_us" in row for row in document["rows"])
+    x, y, names, is_log = _GROWTH_OF_THE_SCHEDULER if is_scheduler else _LINES[document["bench"]]
     lines: dict[str, list[tuple[float, float]]] = {}
     floors: dict[float, float] = {}
     for row in document["rows"]:
         if row.get(x) is None or row.get(y) is None:
             continue
-        label = ", ".join(str(row[name]) if name != "requests" else f"{row[name]} requests" for name in names)
+        label = ", ".join(f"{row[name]} {_UNITS.get(name, '')}".strip() for name in names)
         lines.setdefault(label, []).append((row[x], row[y]))
         if "floor_ms" in row:
             floors[row[x]] = row["floor_ms"]
@@ -91,7 +96,7 @@ def _lines(axes: Any, document: Mapping[str, Any]) -> None:
 
 
 def _bars(axes: Any, document: Mapping[str, Any]) -> None:
-    modes = [row["mode"] for row in document["rows"]]
+    modes = [f"{row['mode']}, {row['capture']}" if "capture" in row else row["mode"] for row in document["rows"]]
     left = [0.0] * len(modes)
     for stage in _STAGES:
         widths = [row[f"{stage}_s"] for row in document["rows"]]

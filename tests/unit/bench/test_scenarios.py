@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ostinato.bench import BenchConfig, Evidence, run_bench
-from ostinato.bench.end_to_end import host_us_between
+from ostinato.bench.end_to_end import decode_host_us
 from ostinato.bench.peers import registry
 from ostinato.bench.run import Run
 from ostinato.bench.scenarios import decode
@@ -33,11 +33,9 @@ def run(model: Path, scenario: str, *, json_out: str | None = None, engine: Any 
     return run_bench(scenario, BenchConfig(engine=config, **settings), json_out=json_out)
 
 
-def test_host_time_is_what_the_engine_counts() -> None:
-    before = {"host": {"steps": 3, "busy_seconds": 1.0, "waiting_seconds": 2.0}}
-    after = {"host": {"steps": 7, "busy_seconds": 1.002, "waiting_seconds": 5.0}}
-    assert host_us_between(before, after) == 500.0
-    assert host_us_between(before, before) is None
+def test_host_time_of_a_step_is_what_longer_answers_take_more() -> None:
+    uncounted, short, long = [9.0, 9.0], 0.010, 0.010 + 128 * 150e-6
+    assert decode_host_us([*uncounted, short, long, short, long]) == [pytest.approx(150.0)] * 2
 
 
 def test_decode(model: Path, tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ostinato.bench.end_to_end import (
     NUM_LONG,
     NUM_SHORT,
+    EngineSeconds,
     GenerateSeconds,
-    engine_seconds,
-    host_us_between,
+    decode_host_us,
     measure_peers,
     measure_tpots,
     steps_between,
@@ -52,7 +52,7 @@ def measure(run: Run) -> None:
     )
     run.evidence.note("busy_ms, and kernels beside it: all that the device did in a step, by the profiler")
     run.evidence.note(
-        "host_us: the engine's own work on the host a step, less its waiting for the device; prompts' steps too"
+        "host_us: the engine's own work on the host a decode step, less its waiting for the device; no prompts in it"
     )
     run.evidence.note("idle_percent: 1 - device_ms / tpot_ms, at least 0; what is sampled outside the graph is in it")
     batches, prompt_tokens = _batches(run), _prompt_tokens(run)
@@ -94,7 +94,7 @@ def _prompt_tokens(run: Run) -> int:
 
 
 def _row(run: Run, llm: LLM, mode: str, batch: int, prompt_tokens: int) -> dict[str, Any]:
-    seconds, before = engine_seconds(llm), llm.stats()
+    seconds, before = EngineSeconds(llm), llm.stats()
     tpots = measure_tpots(run, seconds, batch=batch, prompt_tokens=prompt_tokens)
     after = llm.stats()
     steps = steps_between(before, after)
@@ -102,7 +102,10 @@ def _row(run: Run, llm: LLM, mode: str, batch: int, prompt_tokens: int) -> dict[
     row |= {"runtime_mode": max(steps, key=steps.__getitem__), "steps_by_runtime_mode": steps}
     row |= _device(run, llm, batch, prompt_tokens)
     row["idle_percent"] = idle_percent(row["device_ms"], row["tpot_ms"])
-    row["host_us"] = host_us_between(before, after) if run.is_cuda else None  # a CPU computes within it
+    if run.is_cuda:  # a CPU computes within it
+        row |= summary("host_us", decode_host_us(seconds.busy_seconds))
+    else:
+        row["host_us"] = None
     return row | _floors(run, batch, prompt_tokens, row["tpot_ms"])
 
 
@@ -122,7 +125,7 @@ def _device(run: Run, llm: LLM, batch: int, prompt_tokens: int) -> dict[str, Any
 
 def _profiled(run: Run, llm: LLM, row: dict[str, Any], prompt_tokens: int) -> dict[str, Any]:
     """Busy time and kernels of a decode step: what a longer answer has more than a shorter one."""
-    seconds, batch = engine_seconds(llm), row["batch"]
+    seconds, batch = EngineSeconds(llm), row["batch"]
     found = profiled_step(
         run,
         lambda: seconds(run.prompts(batch, prompt_tokens), NUM_SHORT),

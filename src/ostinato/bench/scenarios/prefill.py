@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ostinato.bench.end_to_end import GenerateSeconds, engine_seconds, measure_peers, measure_ttfts, steps_between
+from ostinato.bench.end_to_end import EngineSeconds, GenerateSeconds, measure_peers, measure_ttfts, steps_between
 from ostinato.bench.floor import floors
 from ostinato.bench.profiling import idle_percent, profile_rows, profiled_step
 from ostinato.bench.run import Run
@@ -54,7 +54,7 @@ def _tokens(run: Run) -> tuple[int, ...]:
 
 
 def _row(run: Run, llm: LLM, mode: str, num_tokens: int) -> dict[str, Any]:
-    seconds, before = engine_seconds(llm), llm.stats()
+    seconds, before = EngineSeconds(llm), llm.stats()
     row: dict[str, Any] = {"mode": mode, "tokens": num_tokens}
     row |= summary("ttft_ms", measure_ttfts(run, seconds, num_tokens=num_tokens))
     steps = steps_between(before, llm.stats())
@@ -64,7 +64,7 @@ def _row(run: Run, llm: LLM, mode: str, num_tokens: int) -> dict[str, Any]:
 
 
 def _profiled(run: Run, llm: LLM, row: dict[str, Any]) -> dict[str, Any]:
-    seconds = engine_seconds(llm)
+    seconds = EngineSeconds(llm)
     found = profiled_step(run, lambda: seconds(run.prompts(1, row["tokens"]), 1))
     busy_ms = found["busy_ms"]
     return {**found, "device_ms": busy_ms, "idle_percent": idle_percent(busy_ms, row["ttft_ms"])}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from ostinato.bench.crossover import crossover, largest_paying
-from ostinato.bench.end_to_end import engine_seconds, measure_ttfts, steps_between
+from ostinato.bench.end_to_end import EngineSeconds, measure_ttfts, steps_between
 from ostinato.bench.engine_probe import facade_of, made_up_eager_ms, made_up_replay_ms, replay_ms
 from ostinato.bench.run import Run
 from ostinato.bench.statistics import summary, tpot_ms
@@ -93,7 +93,7 @@ def _limits(run: Run) -> dict[str, Any]:
 
 
 def _step(run: Run, llm: LLM, num_tokens: int, num_reqs: int) -> dict[str, Any]:
-    seconds, before = engine_seconds(llm), llm.stats()
+    seconds, before = EngineSeconds(llm), llm.stats()
     is_decode = num_tokens == num_reqs
     if is_decode:
         times = []
