@@ -20,7 +20,7 @@ from ostinato.bench.engine_probe import facade_of, made_up, replay_host_us
 from ostinato.bench.peers.registry import missing
 from ostinato.bench.run import Run
 from ostinato.bench.statistics import summary
-from ostinato.runtime import GraphConfig, Graphed, graph_break
+from ostinato.runtime import GraphConfig, Graphed, GraphKey, graph_break
 
 __all__ = ["check", "measure"]
 
@@ -47,12 +47,8 @@ def measure(run: Run) -> None:
         "max_num_reqs": min(8, max(tokens)),
         "token_sizes": tokens,
     }
-    with run.variant("model"), run.engine("model", mode="piecewise", **limits) as llm:
-        graphed = facade_of(llm)
-        for key, plan in graphed.plans.items():
-            with made_up(graphed, key):
-                times = replay_host_us(graphed, key, repeats=run.repeats)
-            run.evidence.add(_row("model", times, plan.num_segments, len(plan.breaks), tokens=key.num_tokens))
+    with run.variant("model"):
+        _measure_model(run, limits)
     chains = run.choose(run.config.segments, cuda=(1, 9, 33, 65, 129), cpu=(1, 9, 33))
     for has_kernel in (False, True):
         for num_segments in chains:
@@ -60,6 +56,31 @@ def measure(run: Run) -> None:
                 run.evidence.add(_chain_row(run, num_segments, has_kernel=has_kernel))
     for name in run.config.peers or ():
         _measure_peer(run, name, chains)
+
+
+def _measure_model(run: Run, limits: dict[str, Any]) -> None:
+    """A row for each key, with the checks of a second engine at level ``sampled`` beside."""
+    rows: dict[GraphKey, dict[str, Any]] = {}
+    with run.engine("model", mode="piecewise", **limits) as llm:
+        graphed = facade_of(llm)
+        for key, plan in graphed.plans.items():
+            with made_up(graphed, key):
+                times = replay_host_us(graphed, key, repeats=run.repeats)
+            rows[key] = _row("model", times, plan.num_segments, len(plan.breaks), tokens=key.num_tokens)
+    if HAS_LEVELS:
+        with run.engine("model sampled", mode="piecewise", guards="sampled", **limits) as llm:
+            graphed = facade_of(llm)
+            for key in graphed.plans:
+                with made_up(graphed, key):
+                    times = replay_host_us(graphed, key, repeats=run.repeats)
+                rows[key] |= summary("sampled_us", times["on"])
+                rows[key]["sampled_us_per_segment"] = _per_segment(times["on"], rows[key]["segments"])
+    for row in rows.values():
+        run.evidence.add(row)
+
+
+def _per_segment(times: list[float], num_segments: int) -> float:
+    return round(statistics.median(times) / num_segments, 3)
 
 
 def _tokens(run: Run) -> tuple[int, ...]:
@@ -72,6 +93,7 @@ def _chain_row(run: Run, num_segments: int, *, has_kernel: bool) -> dict[str, An
     if HAS_LEVELS:
         sampled, *_ = _replay_chain(run, num_segments, has_kernel=has_kernel, guards="sampled")
         row |= summary("sampled_us", sampled["on"])
+        row["sampled_us_per_segment"] = _per_segment(sampled["on"], num_segments)
     if row["segments"] != num_segments:
         raise RuntimeError(f"the chain of {num_segments} was captured as {row['segments']} segments")
     return row | summary("call_us", calls)
@@ -126,7 +148,7 @@ def _row(
         **summary("bare_us", times["bare"]),
     }
     for name in ("on", "off", "bare"):
-        row[f"{name}_us_per_segment"] = round(statistics.median(times[name]) / num_segments, 3)
+        row[f"{name}_us_per_segment"] = _per_segment(times[name], num_segments)
     return row
 
 
@@ -145,8 +167,8 @@ def _measure_peer(run: Run, name: str, chains: tuple[int, ...]) -> None:
                 times = host_times_us(replay, device, run.repeats)
                 label = f"{name}: {_label(has_kernel)}"
                 row = {"callable": label, "tokens": _ROWS, "segments": num_segments, "breaks": num_segments - 1}
-                per_segment = round(statistics.median(times) / num_segments, 3)
-                run.evidence.add(row | summary("off_us", times) | {"off_us_per_segment": per_segment})
+                per_segment = {"off_us_per_segment": _per_segment(times, num_segments)}
+                run.evidence.add(row | summary("off_us", times) | per_segment)
     synchronize(device)
 
 
