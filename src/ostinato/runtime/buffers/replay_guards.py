@@ -42,7 +42,8 @@ class _Registrations:
         torch_modules.register_module_module_registration_hook(self._add)  # type: ignore[no-untyped-call]
 
     def _add(self, *_: object) -> None:
-        self.count += 1
+        if not torch.compiler.is_compiling():  # a callable that is traced may register, and would depend on the count
+            self.count += 1
 
 
 _registrations = _Registrations()
