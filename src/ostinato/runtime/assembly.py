@@ -16,6 +16,7 @@ from ostinato.runtime.dispatch import Dispatcher, ModeRequest, ResolvedMode, res
 from ostinato.runtime.keys import Mode
 from ostinato.runtime.late_capture import LateCapture
 from ostinato.runtime.qualify import Qualifier, Subject, integer_ranges
+from ostinato.runtime.recapture import Recapturing
 from ostinato.runtime.resize import Resizing
 from ostinato.runtime.runners import CapturedKeys, Delivery, MadeUpRuns, StepLock, WrappedCallable, make_runners
 from ostinato.runtime.service import KeyService, plan_reported
@@ -46,6 +47,7 @@ class Parts:
     qualifier: Qualifier
     steps: LiveSteps
     late: LateCapture
+    recapturing: Recapturing | None
     resizing: Resizing
     measuring: Measuring
 
@@ -124,6 +126,12 @@ def assemble(arguments: Arguments) -> Parts:
         is_bitwise=backend.name == "simulated" and not mode.is_compiled,
     )
     qualifier = Qualifier(subject, lock=lock, quarantine=dispatcher.quarantine, owner=arguments.shadow)
+    late = LateCapture(service=service, runs=runs, qualifier=qualifier)
+    recapturing = None
+    if config.on_moved == "recapture":
+        recapturing = Recapturing(
+            backend=backend, bus=bus, dispatcher=dispatcher, service=service, late=late, qualifier=qualifier
+        )
     steps = LiveSteps(
         wrapped,
         life=life,
@@ -132,8 +140,8 @@ def assemble(arguments: Arguments) -> Parts:
         captured=captured,
         delivery=delivery,
         qualifier=qualifier,
+        recaptures=recapturing,
     )
-    late = LateCapture(service=service, runs=runs, qualifier=qualifier)
     resizing = Resizing(config=config, mode=mode, bus=bus, service=service, late=late, max_sizes=max_sizes)
     measuring = Measuring(
         config=config, live=steps, runs=runs, dispatcher=dispatcher, captured=captured, qualifier=qualifier
@@ -155,6 +163,7 @@ def assemble(arguments: Arguments) -> Parts:
         qualifier=qualifier,
         steps=steps,
         late=late,
+        recapturing=recapturing,
         resizing=resizing,
         measuring=measuring,
     )

@@ -66,6 +66,10 @@ class GraphConfig:
     guards: str = "always"
     """Before each replay, look whether what the graph reads still lies where it did: "always" (weights in rotation,
     all else each time), "sampled" (all in rotation), "off" (then nothing keeps that memory either)."""
+    on_moved: str = "raise"
+    """What a step does whose guards find that something the graph reads, inputs apart, has moved, was replaced or was
+    dropped: "raise" refuses it; "recapture" runs it eagerly, and captures the key anew before the next step that wants
+    it. By default an error, since a capture takes as long as many steps. Inputs are always copied in."""
     outputs: str = "copy"
     """"copy" gives the caller tensors of its own; "view" gives the graph's, valid until the next replay; using one
     later raises `StaleOutputError`. It saves a copy of the outputs for the price of a check at each use."""
@@ -95,9 +99,15 @@ class GraphConfig:
             ("outputs", ["copy", "view"]),
             ("ownership", ["recycled", "owned"]),
             ("guards", ["always", "sampled", "off"]),
+            ("on_moved", ["raise", "recapture"]),
         ):
             if getattr(self, field) not in choices:
                 raise UnknownNameError.of(field, str(getattr(self, field)), choices)
+        if self.on_moved == "recapture" and self.guards == "off":
+            raise ConfigError(
+                "on_moved is 'recapture', and guards are off: nobody would see that a tensor moved",
+                fix="use guards='always' or 'sampled', or leave out on_moved",
+            )
         for field in ("sizes", "decode_sizes", "uniform_query_lens", "kv_tiers"):
             value = getattr(self, field)
             if value is not None:

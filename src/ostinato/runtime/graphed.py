@@ -113,6 +113,7 @@ class Graphed:
         self._qualifier = parts.qualifier
         self._steps = parts.steps
         self._late = parts.late
+        self._recapturing = parts.recapturing
         self._resizing = parts.resizing
         self._measuring = parts.measuring
 
@@ -211,7 +212,8 @@ class Graphed:
         Raises:
             RuntimeStateError: before `defer_capture` or `capture`, from inside a step or a capture, or a key is not
                 pending.
-            AddressChangedError: what a graph reads has moved since its capture; nothing was changed.
+            AddressChangedError: what a graph reads has moved since its capture; nothing was changed. Not with
+                ``on_moved="recapture"``: then its key waits as well.
         """
         self._life.require(Stage.CAPTURED, step="capture_late")
         if is_planning() or is_recording():
@@ -223,7 +225,7 @@ class Graphed:
         self.finish_shadow()
         with self._lock, no_grad():
             self.backend.generation.advance()  # what a capture runs writes bridges
-            self.check_guards()
+            self._check_before_captures()
             kept = self._service.kept()
             report, plans = self._late.capture(chosen, on_key=on_key)
             if self.config.max_num_reqs is None:
@@ -289,7 +291,8 @@ class Graphed:
         Raises:
             RuntimeStateError: before `capture`, or from inside a step or a capture.
             ConfigError: a size above the static buffers, or none as large as the largest there is.
-            AddressChangedError: what a graph reads has moved since capture; nothing was changed.
+            AddressChangedError: what a graph reads has moved since capture; nothing was changed. Not with
+                ``on_moved="recapture"``: then its key waits for the next step that wants it.
         """
         self._life.require(Stage.CAPTURED, step="resize")
         if is_planning() or is_recording():
@@ -298,7 +301,7 @@ class Graphed:
         self.finish_shadow()
         with self._lock, no_grad():
             self.backend.generation.advance()  # what a capture runs writes bridges
-            self.check_guards()  # owners are counted anew: what was dropped before must be seen before
+            self._check_before_captures()
             return self._resizing.apply(target, on_key=on_key)
 
     def check_guards(self) -> None:
@@ -310,6 +313,14 @@ class Graphed:
         self._life.require_open()
         self.buffers.check_addresses()
         self._captured.check_all()
+
+    def _check_before_captures(self) -> None:
+        """Owners are counted anew at their end: what was dropped before must be seen before."""
+        if self._recapturing is None:
+            self.check_guards()
+        else:
+            self.buffers.check_addresses()
+            self._recapturing.withdraw_moved()
 
     def close(self) -> None:
         """Give back graphs, then the pool. Idempotent; later calls raise `ClosedError`."""
@@ -341,7 +352,8 @@ class Graphed:
 
         Raises:
             InputSpecError: an input differs from its declaration.
-            AddressChangedError: a static buffer was moved.
+            AddressChangedError: a static buffer was moved, or what the graph reads has, unless `GraphConfig.on_moved`
+                says "recapture".
             BreakOutputError: a break returned something else than at capture.
         """
         return self._steps.call(args, kwargs)
@@ -370,10 +382,12 @@ class Graphed:
         """Run a step whose inputs stand in `buffers` already, at `sizes`, tails written by the caller.
 
         With EAGER the callable gets views of the live sizes. Outputs that are not copied are plain tensors, unchecked:
-        for engines, which read before the next step.
+        for engines, which read before the next step. With ``on_moved="recapture"`` a step whose graph reads what has
+        moved runs eagerly at `sizes`; its key is `pending` then, for `capture_late`: a capture would overwrite
+        `buffers`, so no step begins one here.
 
         Raises:
-            RuntimeStateError: the decision is older than a `resize` or `release` that gave its graph back.
+            RuntimeStateError: the decision is older than what gave its graph back.
         """
         return self._steps.run(decision)
 

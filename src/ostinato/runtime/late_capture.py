@@ -29,11 +29,12 @@ class LateCapture:
     """Knows who knows what a made-up step writes: it is put back."""
 
     def capture(
-        self, keys: Sequence[GraphKey], *, on_key: Callable[[GraphKey], None] | None
+        self, keys: Sequence[GraphKey], *, on_key: Callable[[GraphKey], None] | None, is_again: bool = False
     ) -> tuple[CaptureReport, dict[GraphKey, CapturedPlan]]:
         """Warm up ``keys``, then capture them, in their order; a key that fails is dropped alone.
 
-        Nothing comes into service by that; after an interrupt nothing is left.
+        Nothing comes into service by that; after an interrupt nothing is left. ``is_again``: all were captured before,
+        so that no other size has to show what follows the batch.
         """
         owner = self.qualifier.owner()
         plans: dict[GraphKey, CapturedPlan] = {}
@@ -44,7 +45,7 @@ class LateCapture:
             if on_key is not None:
                 on_key(key)
 
-        unfit = self._warm_up(keys, owner)
+        unfit = self._warm_up(keys, owner, is_again=is_again)
         try:
             report = self.service.capture_aside(keys, lambda key: self._capture(key, unfit, owner), on_done=done)
         except BaseException:  # an interrupt: all is as it was
@@ -53,7 +54,7 @@ class LateCapture:
             raise
         return report, plans
 
-    def _warm_up(self, keys: Sequence[GraphKey], owner: ShadowOwner) -> dict[GraphKey, Exception]:
+    def _warm_up(self, keys: Sequence[GraphKey], owner: ShadowOwner, *, is_again: bool) -> dict[GraphKey, Exception]:
         """Run ``keys`` eagerly; the errors of those that cannot be."""
         unfit: dict[GraphKey, Exception] = {}
         for _ in range(self.runs.num_warm_ups):
@@ -64,7 +65,8 @@ class LateCapture:
                             self.runs.warm_up(key)
                     except Exception as error:
                         unfit[key] = error
-        if fit := [key for key in keys if key not in unfit]:
+        fit = [] if is_again else [key for key in keys if key not in unfit]
+        if fit:
             with self._state_kept(fit[0], owner):
                 self.runs.warm_up_witness(fit)
         if keys and self.runs.after_warm_up is not None:

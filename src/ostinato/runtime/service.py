@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from ostinato.errors import AddressChangedError
 from ostinato.runtime.buffers import BridgePool, Place
 from ostinato.runtime.capture import CaptureBackend
 from ostinato.runtime.config import GraphConfig
@@ -22,7 +23,7 @@ from ostinato.runtime.runners import (
     WrappedCallable,
     capture_all,
 )
-from ostinato.telemetry import EventBus, GraphClosed, KeyDropped
+from ostinato.telemetry import EventBus, GraphClosed, KeyDropped, TensorMoved
 
 __all__ = ["KeyService", "plan_reported"]
 
@@ -122,7 +123,8 @@ class KeyService:
 
     def pending(self) -> list[GraphKey]:
         """Planned keys that wait for their capture, largest first."""
-        return [key for key in self.keys if self._dispatcher.why_blocked(key) is Reason.NOT_CAPTURED_YET]
+        waiting = (Reason.NOT_CAPTURED_YET, Reason.MOVED)
+        return [key for key in self.keys if self._dispatcher.why_blocked(key) in waiting]
 
     def leave_out(self, key: GraphKey, reason: Reason, why: str) -> None:
         """Do not capture ``key``."""
@@ -133,6 +135,21 @@ class KeyService:
         """``keys`` could not be captured; they are not tried again."""
         for key in keys:
             self._dispatcher.block(key, Reason.CAPTURE_FAILED)
+
+    def find_moved(self) -> dict[GraphKey, AddressChangedError]:
+        """See `CapturedKeys.find_moved`."""
+        return self._captured.find_moved()
+
+    def withdraw(self, moved: Mapping[GraphKey, AddressChangedError]) -> None:
+        """Give the graphs of ``moved`` back, which are all that read something moved; they wait for another capture."""
+        for key, error in moved.items():
+            error.__traceback__ = None  # its frames hold the guards, whose owners are counted below
+            self._captured.drop(key)
+            if self._dispatcher.usable(key):  # a quarantine outlives it
+                self._dispatcher.block(key, Reason.MOVED)
+            self._bus.emit(TensorMoved(key=str(key), what=str(error)))
+            self._bus.emit(GraphClosed(key=str(key), reason="moved"))
+        self._captured.settle()
 
     def release(self) -> None:
         """Give all graphs back; the keys stay planned."""

@@ -20,6 +20,7 @@ from ostinato.telemetry.events import (
     StepEvent,
     StepFailed,
     StepFinished,
+    TensorMoved,
 )
 from ostinato.telemetry.failures import FailureCounters
 from ostinato.telemetry.json_lines import JsonLinesSink, read_json_lines
@@ -56,6 +57,7 @@ __all__ = [
     "StepFailed",
     "StepFinished",
     "Tally",
+    "TensorMoved",
     "read_json_lines",
     "read_metrics",
 ]

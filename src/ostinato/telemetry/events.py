@@ -25,6 +25,7 @@ __all__ = [
     "StepEvent",
     "StepFailed",
     "StepFinished",
+    "TensorMoved",
 ]
 
 
@@ -91,10 +92,22 @@ class CaptureFailed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphClosed(Event):
-    """The graph of a key was given back: "released" until the next capture, or "retired" for good."""
+    """The graph of a key was given back: "released" until the next capture, "moved" until a step wants it again, or
+    "retired" for good."""
 
     key: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorMoved(Event):
+    """A tensor that the graph of a key reads is not where it was: the key is captured anew before it is used again.
+
+    ``what`` is the error that the step would have raised: it names the tensor, the segment, and since when.
+    """
+
+    key: str
+    what: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

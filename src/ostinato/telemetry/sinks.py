@@ -22,6 +22,7 @@ from ostinato.telemetry.events import (
     ReceiverFailed,
     StepEvent,
     StepFailed,
+    TensorMoved,
 )
 
 __all__ = ["EventBus", "LogSink", "MemorySink", "Sink"]
@@ -57,6 +58,8 @@ class LogSink:
             logger.warning("capture of %s failed and was dropped: %s", event.key, event.error)
         elif isinstance(event, KeyDropped):
             logger.info("%s is not captured: %s", event.key, event.reason)
+        elif isinstance(event, TensorMoved):
+            logger.warning("%s is captured anew before it is used again: %s", event.key, event.what)
         elif isinstance(event, KeyQuarantined):
             finding = "; ".join(part for part in (event.what, event.where) if part)
             logger.error("%s is quarantined (%s): %s", event.key, event.found_by, finding)

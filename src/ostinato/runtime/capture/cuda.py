@@ -289,6 +289,7 @@ class CudaBackend:
         num_nodes = count_nodes(opened.graph.raw_cuda_graph())
         if num_nodes:
             opened.graph.instantiate()
+            self._watch.externals.end_segment()
         self._num_graphs += 1
         return CudaGraph(opened, num_nodes, self._count_closed)
 

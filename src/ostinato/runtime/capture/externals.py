@@ -27,6 +27,16 @@ class External:
     """Who used it first: an op, or a break."""
     at: str
     """``file:line`` of the caller's frame."""
+    segment: int
+    """Which segment of the plan used it first, from 0 and without empty ones; of a break, the segment before which it
+    runs."""
+    is_break: bool = False
+    """Whether a break used it first, between two segments."""
+
+    @property
+    def first_use(self) -> str:
+        """The segment or the break, as messages name it."""
+        return f"{self.op} before {self.segment}" if self.is_break else str(self.segment)
 
     @property
     def address(self) -> int:
@@ -39,12 +49,19 @@ class ExternalLog:
 
     def __init__(self) -> None:
         self._by_address: dict[int, External] = {}
+        self._num_segments = 0
 
-    def note(self, tensor: torch.Tensor, op: str, at: str) -> None:
+    def note(self, tensor: torch.Tensor, op: str, at: str, *, is_break: bool = False) -> None:
         """Enter the memory of ``tensor``, unless it is known already or empty."""
         address = tensor.untyped_storage().data_ptr()
         if address and address not in self._by_address:
-            self._by_address[address] = External(weakref.ref(tensor), tensor.detach(), op, at)
+            self._by_address[address] = External(
+                weakref.ref(tensor), tensor.detach(), op, at, self._num_segments, is_break
+            )
+
+    def end_segment(self) -> None:
+        """A segment that holds something has ended: what is noted from here on belongs to the next."""
+        self._num_segments += 1
 
     def knows(self, tensor: torch.Tensor) -> bool:
         """Whether the memory is entered."""

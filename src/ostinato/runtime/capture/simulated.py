@@ -240,7 +240,10 @@ class SimulatedBackend:
             raise CaptureError("end() without begin()", fix="begin a segment first")
         self._stop(recorder)
         self._num_graphs += 1
-        return SimulatedGraph(recorder.recording, self._count_closed)
+        graph = SimulatedGraph(recorder.recording, self._count_closed)
+        if graph.num_nodes:
+            recorder.externals.end_segment()
+        return graph
 
     def abort(self) -> None:
         """See `CaptureBackend.abort`."""

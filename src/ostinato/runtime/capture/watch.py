@@ -88,7 +88,7 @@ class OpWatch(TorchDispatchMode):
     def note_external(self, tensor: torch.Tensor, op: str) -> None:
         """Enter memory that ``op`` uses and nobody in this session has made."""
         if tensor.device.type == self._device_type and not self.externals.knows(tensor):
-            self.externals.note(tensor, op, user_frame())
+            self.externals.note(tensor, op, user_frame(), is_break=not self.is_active)
 
 
 @functools.cache

@@ -26,6 +26,8 @@ class Reason(StrEnum):
     """The bucket is planned, but there is no graph of it."""
     CAPTURE_FAILED = "CAPTURE_FAILED"
     """The bucket's capture failed; see the capture report."""
+    MOVED = "MOVED"
+    """What the graph reads has moved; with ``on_moved="recapture"`` it is captured anew before a step uses it."""
     QUARANTINED = "QUARANTINED"
     """The graph was found to differ from eager, or its replays raised again and again."""
     PADDING_COST = "PADDING_COST"

@@ -91,9 +91,16 @@ class Qualifier:
         if self.shadow is not None:
             with self._lock, torch.no_grad():
                 shadow = self.shadow  # it may have gone while the lock was waited for
+                if shadow is not None and shadow.kept_key in self.subject.captured.find_moved():
+                    self.renew_shadow()  # an eager run would read something else
                 verdict = None if shadow is None else shadow.finish()
             if verdict is not None:
                 self._quarantine(verdict.key, found_by="shadow", what=verdict.what, where=verdict.where)
+
+    def renew_shadow(self) -> None:
+        """What the callable reads has moved: forget the step that was kept, and look at the state that is there now."""
+        if self.shadow is not None:
+            self.shadow.begin_anew(self.owner())
 
     @contextmanager
     def without_shadow(self) -> Iterator[None]:

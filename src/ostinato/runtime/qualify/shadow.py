@@ -129,6 +129,15 @@ class Shadow:
         self._kept: _Kept | None = None
         self.num_compared = 0
 
+    @property
+    def kept_key(self) -> GraphKey | None:
+        """Of the step that waits for its eager run, if any does."""
+        return None if self._kept is None else self._kept.plan.key
+
+    def begin_anew(self, owner: ShadowOwner) -> None:
+        """Forget the step that was kept. ``owner``: of the state as it lies now."""
+        self._kept, self._owner = None, owner
+
     def replayed(self, plan: CapturedPlan, live: LiveBatch, sizes: Sizes) -> Any:
         """The outputs of a step that ``plan`` replays; every K-th is kept for `finish`."""
         self._num_steps += 1

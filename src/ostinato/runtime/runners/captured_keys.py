@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ostinato.errors import RuntimeStateError
+from ostinato.errors import AddressChangedError, RuntimeStateError
 from ostinato.runtime.buffers import Place, PlanGuards, watch_tensors
 from ostinato.runtime.keys import GraphKey
 from ostinato.runtime.runners.plan import CapturedPlan
@@ -38,7 +38,8 @@ class CapturedKeys:
         self._plans = {**self._plans, key: plan}
 
     def drop(self, key: GraphKey) -> None:
-        """Give back the plan of ``key``, if there is one, and what its guards kept. `watch` must follow."""
+        """Give back the plan of ``key``, if there is one, and what its guards kept. `watch` or `settle` must
+        follow."""
         plans, guards = dict(self._plans), dict(self._guards)
         plan = plans.pop(key, None)
         guards.pop(key, None)
@@ -69,6 +70,10 @@ class CapturedKeys:
             plan.externals.clear()
             added[key] = PlanGuards(str(key), watched, level=self._level)
         self._guards = {**self._guards, **added}
+        self.settle()
+
+    def settle(self) -> None:
+        """Count the owners of what is read, after plans came or went. What was dropped before is not seen later."""
         for guards in self._guards.values():
             guards.settle()
 
@@ -92,6 +97,16 @@ class CapturedKeys:
         """Look at everything that ``key`` reads, or that any key does; raises what `PlanGuards.check` does."""
         for guards in self._guards.values() if key is None else [self._guards[key]]:
             guards.check_all()
+
+    def find_moved(self) -> dict[GraphKey, AddressChangedError]:
+        """The keys that read what is not as it was, each with what `check_all` says of it."""
+        found = {}
+        for key, guards in self._guards.items():
+            try:
+                guards.check_all()
+            except AddressChangedError as error:
+                found[key] = error.with_traceback(None)  # its frames hold what the guards keep
+        return found
 
     def clear(self) -> None:
         """Give all graphs back, and what the guards kept."""

@@ -72,7 +72,11 @@ class Delivery:
 
     def lend(self, plan: CapturedPlan, num_live: int) -> Any:
         """The same without the check of views; for a caller that reads before the next step."""
-        outputs = self.cut(plan.outputs, num_live)
+        return self.lend_eager(plan.outputs, num_live)
+
+    def lend_eager(self, outputs: Any, num_live: int) -> Any:
+        """The same of an eager run on the static buffers."""
+        outputs = self.cut(outputs, num_live)
         return map_tensors(outputs, torch.clone) if self._copies else outputs
 
     def cut(self, outputs: Any, num_live: int) -> Any:

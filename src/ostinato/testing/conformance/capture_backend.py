@@ -120,6 +120,29 @@ class CaptureBackendConformance:
                 assert backend.has_made(made) and backend.has_made(made[2:4]) and backend.has_made(empty)
                 assert not any(backend.has_made(given) for given in (x, earlier, between))
 
+    def test_externals_know_which_segment_used_them_first(self, backend: CaptureBackend) -> None:
+        tables = [torch.ones(8, device=backend.device) for _ in range(4)]
+        graphs = []
+        with backend.phase():
+            with backend.session():
+                y = tables[0] + tables[1]  # warm-up is no segment
+            with backend.session():
+                for table in (tables[0], None, tables[1]):  # one holds nothing, and is none
+                    backend.begin()
+                    if table is not None:
+                        y = table * 2 + tables[0]
+                    graphs.append(backend.end())
+                backend.note_external(tables[2], "break attend")
+                backend.begin()
+                y = y + tables[3]
+                graphs.append(backend.end())
+                found = {external.address: external.first_use for external in backend.externals()}
+        uses = [found[table.untyped_storage().data_ptr()] for table in tables]
+        assert uses == ["0", "1", "break attend before 2", "2"]
+        for graph in graphs:
+            graph.close()
+        del y
+
     def test_an_empty_segment_has_no_nodes(self, backend: CaptureBackend) -> None:
         x = torch.zeros(4, device=backend.device)
         graph, _ = self.record(backend, lambda t: t.view(2, 2), x)
