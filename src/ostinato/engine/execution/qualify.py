@@ -8,7 +8,7 @@ by `LLM.qualify`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -49,15 +49,20 @@ _Parts = list[tuple[int, int]]  # (tokens computed before, new tokens) of each r
 
 
 def qualify_steps(
-    executor: Executor, *, seed: int = 0, on_key: Callable[[KeyReport], None] | None = None
+    executor: Executor,
+    *,
+    keys: Sequence[GraphKey] | None = None,
+    seed: int = 0,
+    on_key: Callable[[KeyReport], None] | None = None,
 ) -> QualificationReport:
-    """Compare every captured key of ``executor`` with eager; those that differ are quarantined. It must be idle.
+    """Compare every captured key of ``executor``, or ``keys`` alone, with eager; those that differ are quarantined.
+    It must be idle.
 
     Raises: what `Graphed.qualify` does.
     """
     try:
         with torch.inference_mode():
-            return executor.graphed.qualify(cases=EngineCases(executor, seed=seed), on_key=on_key)
+            return executor.graphed.qualify(keys=keys, cases=EngineCases(executor, seed=seed), on_key=on_key)
     finally:
         executor.leave_step()
 
