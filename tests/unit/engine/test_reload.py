@@ -22,8 +22,7 @@ from ostinato.errors import (
     QualificationError,
     RuntimeStateError,
 )
-from ostinato.runtime.nest import map_tensors
-from ostinato.runtime.runners import BreakStep
+from ostinato.testing.engine_faults import stale_break_output
 from ostinato.testing.tiny_models import write_tiny_model
 
 SETTINGS: dict[str, Any] = {
@@ -171,12 +170,8 @@ def test_a_weight_that_was_moved_is_found_before_anything_is_written(folders: tu
         assert is_as(llm, before) and llm.stats()["weights"]["whole"]
 
 
-def test_a_graph_that_differs_from_eager_is_told(folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def stale(self: BreakStep, num_live: int, num_rows: int) -> None:
-        self.point.fn(*map_tensors(self._args, torch.clone), **self._kwargs)
-
-    with LLM(folders[0], mode="piecewise", **SETTINGS) as llm:
-        monkeypatch.setattr(BreakStep, "run", stale)
+def test_a_graph_that_differs_from_eager_is_told(folders: tuple[str, str]) -> None:
+    with LLM(folders[0], mode="piecewise", **SETTINGS) as llm, stale_break_output():
         with pytest.raises(QualificationError, match="DIFFERS"):
             llm.reload_weights(folders[1])
         answers(llm)

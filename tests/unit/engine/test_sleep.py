@@ -130,6 +130,7 @@ def test_what_was_still_to_come_comes_in_the_background(folder: str) -> None:
         assert len(captured) == 1 and pending
         llm.sleep()
         assert llm.step() == [] and not graphed.plans, "an idle step captures nothing meanwhile"
+        assert background.stopped_by is None, "it did not even try"
         with pytest.raises(AsleepError):
             llm.capture_pending()
         told: list[Any] = []
