@@ -16,7 +16,7 @@ from ostinato.engine.layers import SamplingHead
 from ostinato.engine.models import decoder_layer
 from ostinato.engine.request import Request
 from ostinato.errors import RuntimeStateError
-from ostinato.runtime import FindingKind, KeyReport, QualificationReport, Reason, RuntimeMode
+from ostinato.runtime import FindingKind, KeyReport, Poison, QualificationReport, Reason, RuntimeMode
 from ostinato.telemetry import KeyQuarantined, MemorySink
 from ostinato.testing.engine_faults import baked_page_count, padding_leak, stale_break_output, stray_padded_rows
 
@@ -71,6 +71,23 @@ def test_cases_fill_the_key(shared_executor: ExecutorMaker) -> None:
         sizes = {n.num_tokens for n in live}
         assert sizes == ({8, 7, 4, 1} if key.num_tokens == 8 else {4, 3, 2, 1} if key.num_tokens == 4 else {1})
         assert all(executor.graphed.key_sizes(key)["num_reqs"] >= (n.num_reqs or 0) for n in live)
+
+
+@pytest.mark.parametrize("settings", [SMALL, {**SMALL, **ONE_TIER}, {**SMALL, "decode_sizes": (1, 2, 4)}])
+def test_contexts_and_poison_are_crossed(shared_executor: ExecutorMaker, settings: dict[str, Any]) -> None:
+    """Each kind of context with each kind of padding; a key of one size has no padding to cross with."""
+    executor = shared_executor(mode="full_and_piecewise", **settings)
+    cases = EngineCases(executor)
+    crossed = {(kind, poison) for kind in ("short contexts", "long contexts") for poison in (Poison.NAN, Poison.LARGE)}
+    assert {key.num_tokens for key in executor.graphed.keys} >= {1, 4, 8}
+    for key in executor.graphed.keys:
+        found = [(case.live.num_tokens, case.kind, case.poison) for case in cases.of(key)]
+        sizes = {size for size, *_ in found}
+        pairs = {(kind, poison) for _, kind, poison in found}
+        assert pairs == crossed if len(sizes) > 1 else len(pairs) == 2
+        padded = {(kind, poison) for size, kind, poison in found if size < max(sizes)}
+        assert padded == crossed or len(sizes) < 3, "where rows are padded at two sizes, on them alone"
+        assert len(found) == 2 * len(sizes), "no more cases than two a size"
 
 
 def test_a_cache_that_holds_one_request_only(make_executor: ExecutorMaker) -> None:
