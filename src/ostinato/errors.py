@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 __all__ = [
     "AddressChangedError",
+    "AsleepError",
     "BreakOutputError",
     "CaptureError",
     "CaptureNotAllowedError",
@@ -272,6 +273,12 @@ class ClosedError(RuntimeStateError):
     """The object was closed; its graphs and pools are gone."""
 
     code = "OST311"
+
+
+class AsleepError(RuntimeStateError):
+    """The engine sleeps: its graphs, and where that can be the memory of its cache, were given back."""
+
+    code = "OST312"
 
 
 # --- engine ------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from ostinato.engine.request import SamplingParams
 from ostinato.runtime import FindingKind, GraphConfig, Graphed, Reason, graph_break
 from ostinato.runtime.runners import BreakStep
 from ostinato.telemetry import KeyQuarantined, MemorySink
+from ostinato.testing.engine_faults import ENGINE_FAULTS
 from ostinato.testing.tiny_models import write_tiny_model
 
 pytestmark = [
@@ -59,6 +61,29 @@ def test_an_engine_passes(tmp_path: Path, attention: str, dtype: str) -> None:
         assert not report.is_bitwise and report.backend == "cuda"
         assert not any("not looked for" in warning for key in report.keys for warning in key.warnings), report.to_text()
         assert llm.generate([[5, 6, 7]], SamplingParams(max_tokens=8))[0].token_ids == before
+
+
+# On a device nobody knows which of two rows is the last to write one slot, so row 11 takes a page of nobody.
+@pytest.mark.parametrize(
+    ("fault", "mode", "kind"),
+    [
+        (ENGINE_FAULTS[3], "piecewise", FindingKind.DIFFERS),
+        (ENGINE_FAULTS[8], "full_decode_only", FindingKind.DIFFERS),
+        (partial(ENGINE_FAULTS[11], lambda _host: 16 * 100 + 1), "full_decode_only", FindingKind.STATE_WRITES),
+        (ENGINE_FAULTS[13], "full_decode_only", FindingKind.PADDING_LEAKS),
+    ],
+    ids=["row 3", "row 8", "row 11", "row 13"],
+)
+def test_a_fault_in_the_engine_is_found(tmp_path: Path, fault: Any, mode: str, kind: FindingKind) -> None:
+    """Row 8 by the wrong output that it causes: in which kernel's parameters it shows is up to the torch version."""
+    folder = write_tiny_model(tmp_path, "llama")
+    settings = {**SETTINGS, "attention": "torch", "dtype": "float32", "mode": mode}
+    with LLM(str(folder), **settings) as llm:
+        assert llm.qualify().passed, "sound without the fault"
+    with fault(), LLM(str(folder), **settings) as llm:
+        report = llm.qualify()
+        assert not report.passed
+        assert kind in {finding.kind for finding in report.failed[0].findings}, report.to_text()
 
 
 def test_callables_pass() -> None:

@@ -25,6 +25,7 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "mode": ("none", "piecewise", "full", "full_decode_only", "full_and_piecewise", "auto"),
     "partition": ("breakable", "fx", "inductor"),
     "compile": ("none", "inductor"),
+    "ownership": ("recycled", "owned"),
     "guards": ("always", "sampled", "off"),
     "capture": ("eager", "background"),
     "dispatch": ("auto", "order", "measured"),
@@ -62,6 +63,9 @@ class EngineConfig:
         full_mixed_max_tokens: with mode "auto" or "full_and_piecewise", mixed steps of up to so many tokens replay full
             graphs too, if attention supports it; None is 512 for "auto" with triton (one launch a step is what
             a short prompt's first token waits for), else 0.
+        ownership: of what attention is given in piecewise graphs: "recycled" lets buckets share the memory that their
+            own segments rewrite at each replay; "owned" gives each bucket of each layer its own, which was 2 GiB for
+            16 layers of 2,048 with the default buckets, and which the cache needs more.
         guards: whether replays look if weights and other tensors still lie where they were captured: "always" (the
             default costs a few microseconds a step), "sampled" or "off".
         shadow_every: one replayed step in so many runs eagerly too, after its tokens are on their way; a difference
@@ -109,6 +113,7 @@ class EngineConfig:
     compile: str = "none"
     compile_max_tokens: int | None = None
     full_mixed_max_tokens: int | None = None
+    ownership: str = "recycled"
     guards: str = "always"
     shadow_every: int = 0
     dispatch: str = "auto"

@@ -26,8 +26,10 @@ from ostinato.engine.execution import (
     KeyReport,
     PlanInspection,
     QualificationReport,
+    ReloadReport,
     ResizeReport,
     SizeSuggestion,
+    SleepReport,
     StepQuery,
     load_model,
     qualify_steps,
@@ -206,6 +208,7 @@ class LLM:
 
         Raises:
             RequestError: empty, too long, ids out of range, an id in use, or a bad timeout.
+            AsleepError: the engine sleeps; call `wake`.
             EngineDeadError: the engine takes no more requests.
         """
         return self._add(self._encode(prompt), params, request_id, timeout_s, tuple(logits_processors))
@@ -243,7 +246,7 @@ class LLM:
 
     def stats(self) -> dict[str, Any]:
         """``{"dispatch", "failures", "graphs": {count, segments, pool_bytes, break_argument_bytes, capture_seconds},
-        "host", "config"}``.
+        "host", "sleep": {state, sleeps}, "weights": {source, reloads, whole}, "config"}``.
 
         "dispatch" is `DispatchCounters.snapshot`, "failures" what went wrong, by kind (`FailureCounters`), "host"
         `HostTime.to_dict`: the host's work a step, less its waiting for the device.
@@ -269,6 +272,8 @@ class LLM:
                 **({} if self._background is None else {"background": self._background.to_dict()}),
             },
             "host": self._loop.host_time.to_dict(),
+            "sleep": self._graphs.sleep.to_dict(),
+            "weights": self._graphs.weights.to_dict(),
             "config": config,
         }
 
@@ -302,10 +307,65 @@ class LLM:
             RuntimeStateError: requests are in progress, whose cache it would overwrite.
         """
         with self._lock:
-            executor = self._require_open()
-            if self._loop.has_work():
-                raise RuntimeStateError("requests are in progress", fix="qualify before the first, or after the last")
+            executor = self._require_ready()
+            self._require_idle("qualify")
             return qualify_steps(executor, seed=self.config.seed, on_key=on_key)
+
+    def sleep(self) -> SleepReport:
+        """Give all graphs back, and the memory of the KV cache where the device can take it; weights stay.
+
+        Requests are refused until `wake`. What was given back, and what was not, says the report.
+
+        Raises:
+            RuntimeStateError: requests are in progress.
+            AsleepError: it sleeps already.
+            EngineDeadError: the engine is dead.
+        """
+        with self._lock:
+            self._require_ready()
+            self._require_idle("sleep")
+            return self._graphs.fall_asleep()
+
+    def wake(self, *, on_key: Callable[[GraphKey], None] | None = None) -> None:
+        """Capture again what was captured before `sleep`, and take the memory of the cache back.
+
+        What was quarantined stays so. What background capture had still to do comes in the background.
+
+        Args:
+            on_key: told of each key once it is warm and once it is captured.
+
+        Raises:
+            RuntimeStateError: it does not sleep.
+            OutOfMemoryError, CaptureError: the memory was taken by others, or no key can be captured; it sleeps on.
+        """
+        with self._lock:
+            self._require_open()
+            self._graphs.sleep.end(on_key=on_key)
+
+    def reload_weights(self, model: str | None = None, *, progress: ProgressReporter | None = None) -> ReloadReport:
+        """Serve with other weights of the same model, written into the tensors that graphs read: no graph is captured.
+
+        All of the checkpoint is read to the host and checked before the first tensor is written, so that one that does
+        not fit changes nothing. Then two things are verified: that every tensor a graph reads lies where it lay at
+        capture, and that the smallest graph of each kind does what eager does with the new weights. An engine that
+        sleeps has no graphs; its next ones are captured by `wake`. The tokenizer stays.
+
+        Args:
+            model: hub name, local folder or file; None reads again what the engine was opened with.
+            progress: told of download and loading.
+
+        Raises:
+            ConfigError: ``model`` is no name.
+            ModelNotFoundError, UnsupportedArchitectureError: as their names say; nothing was changed.
+            CheckpointError: it is incomplete, or of another shape or configuration; nothing was changed.
+            AddressChangedError: a tensor that a graph reads was moved before; nothing was changed.
+            RuntimeStateError: requests are in progress.
+            QualificationError: a graph differs from eager with the new weights; its key is quarantined.
+        """
+        with self._lock:
+            self._require_open()
+            self._require_idle("reload weights")
+            return self._graphs.weights.reload(model, progress=progress)
 
     def suggest_sizes(self, *, min_steps: int = 1000, min_saved_percent: float = 5.0) -> SizeSuggestion:
         """Sizes to capture that suit the steps served so far better, or why there are none; for `apply_sizes`.
@@ -332,14 +392,14 @@ class LLM:
             on_key: told of each new key when it is captured, or is not.
 
         Raises:
-            RuntimeStateError: from inside a step.
+            RuntimeStateError: from inside a step, or the engine sleeps.
             ConfigError: the sizes do not fit this engine.
             EngineDeadError: the engine is dead.
         """
         if not isinstance(suggestion, SizeSuggestion):
             raise ConfigError(f"suggestion is a {type(suggestion).__name__}", fix="pass what suggest_sizes() returned")
         with self._lock:
-            executor = self._require_open()
+            executor = self._require_ready()
             self._loop.settle()
             report = executor.resize(sizes=suggestion.sizes, decode_sizes=suggestion.decode_sizes, on_key=on_key)
             if self._shaper is not None:
@@ -356,6 +416,7 @@ class LLM:
 
         Raises:
             ConfigError: ``max_seconds`` is no number.
+            AsleepError: the engine sleeps; `wake` captures.
             EngineDeadError: the engine is dead.
         """
         if not isinstance(max_seconds, int | float) or math.isnan(max_seconds):
@@ -364,6 +425,7 @@ class LLM:
         background, began = self._background, time.monotonic()
         while background is not None and background.num_pending:
             with self._lock:
+                self._require_ready()
                 if self._loop.has_work() or time.monotonic() - began + background.expected_seconds > max_seconds:
                     break
                 self._loop.settle()
@@ -372,6 +434,8 @@ class LLM:
 
     def _capture_if_due(self) -> None:
         """Between two steps, with the lock held."""
+        if self._graphs.sleep.is_asleep:
+            return
         background, is_idle = self._background, not self._loop.has_work()
         assert background is not None, "called with background capture alone"
         if background.is_due(is_idle=is_idle, earliest_deadline=self._loop.earliest_deadline):
@@ -476,6 +540,7 @@ class LLM:
             is_streamed=is_streamed,
         )
         with self._lock:
+            self._require_ready()
             self._loop.add(request)
         return name
 
@@ -483,6 +548,16 @@ class LLM:
         if self._executor is None:
             raise ClosedError("this LLM was closed", fix="make a new one, or keep the with block open")
         return self._executor
+
+    def _require_ready(self) -> Executor:
+        executor = self._require_open()
+        self._graphs.require_ready()
+        return executor
+
+    def _require_idle(self, what: str) -> None:
+        self._loop.settle()
+        if self._loop.has_work():
+            raise RuntimeStateError("requests are in progress", fix=f"{what} before the first, or after the last")
 
 
 def _is_finished(output: RequestOutput) -> bool:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from ostinato.engine.attention import torch_backend
+from ostinato.testing.engine_faults import ENGINE_FAULTS
 from ostinato.testing.tiny_models import write_tiny_model
 
 Command = Callable[..., int]
@@ -22,20 +21,6 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder: Path = write_tiny_model(tmp_path_factory.mktemp("tiny"), has_weights=False, has_tokenizer=False)
     sizes = ["--max-num-reqs", "2", "--max-num-tokens", "4", "--max-model-len", "32"]
     return ["qualify", "--model", str(folder), "--load-format", "dummy", "--device", "cpu", *sizes]
-
-
-@pytest.fixture
-def spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention over nothing is NaN, and a scale over all rows spreads it."""
-    attend = torch_backend.TorchAttention.attend
-
-    def careless(self: Any, q: Any, out: torch.Tensor, cache: Any, metadata: Any, scale: float) -> None:
-        attend(self, q, out, cache, metadata, scale)
-        if metadata.uniform_query_len is not None:
-            out.masked_fill_((metadata.seq_lens == 0)[:, None, None], float("nan"))
-            out.mul_(out.abs().amax() / out.abs().amax())
-
-    monkeypatch.setattr(torch_backend.TorchAttention, "attend", careless)
 
 
 def test_all_pass(ostinato_command: Command, capsys: Capture, options: list[str]) -> None:
@@ -55,16 +40,31 @@ def test_json_is_one_object(ostinato_command: Command, capsys: Capture, options:
         assert key["passed"] and key["cases"] >= 2 and key["max_gap"] == 0.0 and key["state_tensors"] == 6
 
 
-def test_a_quarantined_key_is_told(
-    ostinato_command: Command, capsys: Capture, options: list[str], spoiled: None
+DECODE = "FULL tokens=2 reqs=2 query_len=1 kv_tier=32"
+PLANTED = [  # row, what the first line of a finding says, the keys that pass
+    (3, "PIECEWISE tokens=4: DIFFERS: live output", [False, True, True]),
+    (8, f"{DECODE}: BAKED_VALUE: ", [True, False, False]),
+    (11, f"{DECODE}: STATE_WRITES: state keys of layer 0", [True, False, True]),
+    (13, f"{DECODE}: PADDING_LEAKS: live output", [True, False, True]),
+]
+
+
+@pytest.mark.parametrize(("row", "told", "passed"), PLANTED)
+def test_a_fault_in_the_engine_is_told(
+    ostinato_command: Command, capsys: Capture, options: list[str], row: int, told: str, passed: list[bool]
 ) -> None:
-    assert ostinato_command(*options) == 1
-    out, _ = capsys.readouterr()
-    assert "1 of 3 keys quarantined" in out
-    assert "FULL tokens=2 reqs=2 query_len=1 kv_tier=32: PADDING_LEAKS: live output" in out
-    assert ostinato_command(*options, "--json") == 1
+    with ENGINE_FAULTS[row]():
+        assert ostinato_command(*options) == 1
+        out, err = capsys.readouterr()
+        assert f"{passed.count(False)} of 3 keys quarantined" in out and told in out
+        assert err.count("FAIL  ") == passed.count(False)
+        assert ostinato_command(*options, "--json") == 1
     report = json.loads(capsys.readouterr().out)
-    assert [key["passed"] for key in report["keys"]] == [True, False, True]
+    assert report["passed"] is False and [key["passed"] for key in report["keys"]] == passed
+
+
+def test_every_planted_fault_is_tried() -> None:
+    assert [row for row, *_ in PLANTED] == list(ENGINE_FAULTS) == [3, 8, 11, 13]
 
 
 def test_no_graphs(ostinato_command: Command, capsys: Capture, options: list[str]) -> None:

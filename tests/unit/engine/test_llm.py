@@ -477,6 +477,20 @@ def test_stats_are_plain_values_and_add_up(shared: LLMMaker, mode: str) -> None:
     assert set(config["reasons"]) >= {"mode", "dtype", "attention"}
 
 
+def test_ownership_is_the_users_choice(tiny_dir: Callable[[str], Path], shared: LLMMaker) -> None:
+    """Owned, each bucket keeps what attention is given for itself; answers are the same."""
+    recycled = shared("piecewise")
+    assert recycled.config.ownership == recycled._require_open().graphed.config.ownership == "recycled"
+    with LLM(str(tiny_dir("llama")), mode="piecewise", ownership="owned", **SETTINGS) as engine:
+        assert engine._require_open().graphed.config.ownership == "owned"
+        assert_good(recycled, engine.generate(GOOD, TEN))
+        pools = [llm.stats()["graphs"]["pool_bytes"] for llm in (recycled, engine)]
+        assert pools[1] > pools[0]
+        assert engine.stats()["graphs"]["break_argument_bytes"]["owned"] <= pools[1]
+    with pytest.raises(UnknownNameError, match="unknown ownership 'shared'"):
+        LLM(str(tiny_dir("llama")), ownership="shared", **SETTINGS)
+
+
 def test_a_closed_engine(tiny_dir: Callable[[str], Path]) -> None:
     with LLM(str(tiny_dir("llama")), **SETTINGS) as engine:
         stream = engine.stream("hello", TEN)

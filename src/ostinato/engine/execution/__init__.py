@@ -9,6 +9,8 @@ from ostinato.engine.execution.loading import LoadedModel, load_model
 from ostinato.engine.execution.manifest import CaptureManifest
 from ostinato.engine.execution.memory import MemoryForecast, forecast_memory
 from ostinato.engine.execution.qualify import qualify_steps
+from ostinato.engine.execution.reload import ReloadReport
+from ostinato.engine.execution.sleep import SleepReport
 from ostinato.engine.execution.step_query import StepQuery
 from ostinato.runtime import (
     CostTable,
@@ -34,8 +36,10 @@ __all__ = [
     "MemoryForecast",
     "PlanInspection",
     "QualificationReport",
+    "ReloadReport",
     "ResizeReport",
     "SizeSuggestion",
+    "SleepReport",
     "StepQuery",
     "StoredCosts",
     "examine_steps",

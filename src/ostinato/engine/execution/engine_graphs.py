@@ -1,7 +1,8 @@
 """`EngineGraphs`: an executor that is ready to serve, and what is done about its graphs besides running steps.
 
 The order of a start: what the last start says, the executor, capture now or later, costs. Afterwards it knows which
-graphs are still to come, and keeps for the next start what this one learned. Owned by `LLM`.
+graphs are still to come, what to do when it shall sleep or get other weights, and keeps for the next start what this
+one learned. Owned by `LLM`.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from ostinato.engine.execution.costs import StoredCosts, measure_costs
 from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.execution.manifest import CaptureManifest
+from ostinato.engine.execution.reload import EngineWeights
+from ostinato.engine.execution.sleep import EngineSleep, SleepReport
 from ostinato.engine.weights import ProgressReporter
 from ostinato.engine.weights.progress import reporting
-from ostinato.errors import ConfigError
+from ostinato.errors import AsleepError, ConfigError, RuntimeStateError
 from ostinato.telemetry import Sink
 
 __all__ = ["EngineGraphs"]
@@ -58,11 +61,34 @@ class EngineGraphs:
         except BaseException:
             self.executor.close()
             raise
+        self.sleep = EngineSleep(self.executor)
+        self.weights = EngineWeights(loaded, self.executor)
         self._save()
+
+    def fall_asleep(self) -> SleepReport:
+        """Keep what was learned, then give graphs and memory back; see `EngineSleep.begin`."""
+        self._save()
+        return self.sleep.begin()
+
+    def require_ready(self) -> None:
+        """Raise unless requests can be answered.
+
+        Raises:
+            AsleepError: it sleeps.
+            RuntimeStateError: a reload of weights broke off while they were written.
+        """
+        if self.sleep.is_asleep:
+            raise AsleepError("this LLM sleeps: its graphs were given back", fix="call wake() first")
+        if not self.weights.are_whole:
+            raise RuntimeStateError(
+                "a reload broke off while weights were written: they are of two models",
+                fix="call reload_weights() again",
+            )
 
     def close(self) -> None:
         """Keep what was learned, and give the executor's memory back."""
-        self._save()
+        if not self.sleep.is_asleep:  # else it was kept, and there are no graphs now to learn from
+            self._save()
         self.executor.close()
 
     def _open(self, progress: ProgressReporter | None) -> None:

@@ -36,6 +36,7 @@ from ostinato.engine.kvcache import LayerCache
 from ostinato.engine.layers import FusedLinears, SamplingHead, feed_ids
 from ostinato.engine.layers.linear_table import LinearTable, load_table, table_key
 from ostinato.engine.layers.linear_tuning import tune_linears
+from ostinato.engine.models import DecoderModel
 from ostinato.engine.models.linear_shapes import linear_shapes
 from ostinato.engine.sampling import allocate_counts, apply_processors, build_rows
 from ostinato.engine.scheduler import ScheduledBatch
@@ -203,6 +204,15 @@ class Executor:
             with torch.inference_mode():
                 self._attention.warm_up(self._shape)
                 self._sampling_head.warm_up(self._token_counts, self._shape.dtype, torch.float32)  # of processors
+        finally:
+            self.leave_step()
+        self.capture(on_key=on_key)
+        self._kv.settle()
+
+    def capture(self, *, on_key: Callable[[GraphKey], None] | None = None) -> None:
+        """Warm up and capture every key that is pending; see `prepare`."""
+        try:
+            with torch.inference_mode():
                 self.graphed.warm_up(on_key=on_key)
                 if self.graphed.keys:
                     report = self.graphed.capture(on_key=on_key)
@@ -211,7 +221,6 @@ class Executor:
                     self._run_largest_step()
         finally:
             self.leave_step()
-        self._kv.settle()
 
     def resize(
         self,
@@ -326,6 +335,16 @@ class Executor:
     def forget_requests(self) -> None:
         """Remember nothing of the batches that were launched so far; none of their requests comes back."""
         self._writer = self._new_writer()
+
+    @property
+    def model(self) -> DecoderModel:
+        """The model, whose parameters graphs read where they lie."""
+        return self._model
+
+    @property
+    def kv_pool(self) -> KvPool:
+        """The memory of the KV cache."""
+        return self._kv
 
     @property
     def caches(self) -> Sequence[LayerCache]:

@@ -24,9 +24,7 @@ def graph_settings(config: EngineConfig, device_type: str) -> GraphConfig:
         max_captured_size=MAX_CAPTURED_TOKENS,
         max_num_reqs=config.max_num_reqs,
         kv_tiers=kv_tiers_for(config.attention, config.max_model_len),
-        # Attention is given q, k, v and out, which segments write: owned, each bucket of each layer would have its own
-        # (2 GiB for 16 layers of 2,048 with the default buckets), which the cache needs more.
-        ownership="recycled",
+        ownership=config.ownership,
         outputs="view",
         guards=config.guards,
         shadow_every=config.shadow_every,

@@ -1,7 +1,8 @@
 """The engine's KV cache: its addresses before graphs are captured over them, its size from what is left afterwards.
 
 So nothing is guessed about the memory of graphs, and nothing is captured twice. Where a device cannot put memory
-behind addresses later, all of it is there from the beginning. Owned by the executor.
+behind addresses later, all of it is there from the beginning. An idle engine may give the memory back and take it
+again. Owned by the executor.
 """
 
 from __future__ import annotations
@@ -108,6 +109,28 @@ class KvPool:
         except OutOfMemoryError as error:  # somebody else was faster
             raise OutOfMemoryError("the KV cache does not fit", fix="set kv_tokens, or free the device") from error
         self.num_pages = num_pages
+
+    def give_back(self) -> int:
+        """Give the memory of the pages back, where the device can take it; the bytes. Pages keep number and address.
+
+        Until `take_back` nobody may touch any page but the null page, and afterwards their contents are lost.
+        """
+        return self._regions.give_back()
+
+    def take_back(self) -> None:
+        """Put memory behind all `num_pages` again.
+
+        Raises:
+            OutOfMemoryError: somebody else has it. Then nothing is changed.
+        """
+        if not self._regions.is_lazy:
+            return
+        try:
+            self._regions.back(self.num_pages * self._page_bytes)
+        except OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"the KV cache of {self.num_tokens} tokens does not fit any more", fix="free the device, and try again"
+            ) from error
 
     def _tokens_in(self, budget_bytes: int) -> int:
         """What was asked for, or as many as can be used, if they fit."""

@@ -8,7 +8,7 @@ by `LLM.qualify`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -35,7 +35,8 @@ from ostinato.runtime import (
 
 __all__ = ["EngineCases", "qualify_steps"]
 
-_MIXES: Final = (("short contexts", Poison.NAN), ("long contexts", Poison.LARGE))
+_MIXES: Final = ("short contexts", "long contexts")
+_POISONS: Final = (Poison.NAN, Poison.LARGE)
 _SPARE_PAGES: Final = 8  # of nobody, beside those of the batch
 _MAX_WATCHED_BYTES: Final = 256 << 20  # of cache; each case copies it several times
 _SAMPLED: Final = (
@@ -49,15 +50,20 @@ _Parts = list[tuple[int, int]]  # (tokens computed before, new tokens) of each r
 
 
 def qualify_steps(
-    executor: Executor, *, seed: int = 0, on_key: Callable[[KeyReport], None] | None = None
+    executor: Executor,
+    *,
+    keys: Sequence[GraphKey] | None = None,
+    seed: int = 0,
+    on_key: Callable[[KeyReport], None] | None = None,
 ) -> QualificationReport:
-    """Compare every captured key of ``executor`` with eager; those that differ are quarantined. It must be idle.
+    """Compare every captured key of ``executor``, or ``keys`` alone, with eager; those that differ are quarantined.
+    It must be idle.
 
     Raises: what `Graphed.qualify` does.
     """
     try:
         with torch.inference_mode():
-            return executor.graphed.qualify(cases=EngineCases(executor, seed=seed), on_key=on_key)
+            return executor.graphed.qualify(keys=keys, cases=EngineCases(executor, seed=seed), on_key=on_key)
     finally:
         executor.leave_step()
 
@@ -102,15 +108,16 @@ class EngineCases:
         }
 
     def of(self, key: GraphKey) -> Iterator[Case]:
-        """See `QualificationCases.of`."""
+        """See `QualificationCases.of`. From size to size the mixes exchange poison: two sizes have all four pairs."""
         max_reqs = self._graphed.key_sizes(key)["num_reqs"]
-        for size in sizes_to_try(key.num_reqs if key.uniform_query_len and key.num_reqs else key.num_tokens):
+        sizes = sizes_to_try(key.num_reqs if key.uniform_query_len and key.num_reqs else key.num_tokens)
+        for turn, size in enumerate(sizes):
             seen: list[_Parts] = []
-            for mix, (kind, poison) in enumerate(_MIXES):
+            for mix, kind in enumerate(_MIXES):
                 parts = self._decode(key, size, mix) if key.uniform_query_len else self._mixed(size, max_reqs, mix)
                 if self._fit(parts) and parts not in seen:
                     seen.append(parts)
-                    yield self._case(key, parts, mix, poison, kind)
+                    yield self._case(key, parts, mix, _POISONS[(mix + turn) % 2], kind)
 
     def _decode(self, key: GraphKey, num_reqs: int, mix: int) -> _Parts:
         """Decodes at short contexts, or with one at the key's longest and the others at various lengths."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -15,7 +15,11 @@ _LISTED = 6  # names of a kind that an error lists
 
 
 def fill_from_checkpoint(
-    targets: Mapping[str, Tensor], items: Iterable[tuple[str, Tensor]], *, ignored: Collection[str] = ()
+    targets: Mapping[str, Tensor],
+    items: Iterable[tuple[str, Tensor]],
+    *,
+    ignored: Collection[str] = (),
+    put: Callable[[Tensor, Tensor], object] = Tensor.copy_,
 ) -> None:
     """Copy each item into the target of its name.
 
@@ -23,6 +27,7 @@ def fill_from_checkpoint(
         targets: what each name fills; merged projections appear as rows of one parameter.
         items: names and tensors, each read once.
         ignored: names that may be there and are not needed. Rotary buffers never are.
+        put: called with each target and what belongs there, instead of the copy.
 
     Raises:
         CheckpointError: tensors are missing, unexpected, given twice or of the wrong shape; it names them.
@@ -48,7 +53,7 @@ def fill_from_checkpoint(
             elif not tensor.is_floating_point():
                 problems["not floating-point"].append(f"{name} {tensor.dtype}")
             else:
-                target.copy_(tensor)
+                put(target, tensor)
             seen.add(name)
     problems["missing"] = [name for name in targets if name not in seen]
     if any(problems.values()):

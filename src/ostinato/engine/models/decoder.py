@@ -7,7 +7,7 @@ the rows that are sampled from is the caller's business.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -84,14 +84,20 @@ class DecoderModel(nn.Module):
         for layer in self.layers:
             layer.attention.fuses_rotary = fuses_rotary  # type: ignore[union-attr, assignment]
 
-    def load_weights(self, items: Iterable[tuple[str, Tensor]]) -> None:
-        """Fill the parameters from tensors with Hugging Face names.
+    def load_weights(
+        self, items: Iterable[tuple[str, Tensor]], *, put: Callable[[Tensor, Tensor], object] = Tensor.copy_
+    ) -> None:
+        """Fill the parameters from tensors with Hugging Face names, in place: their addresses stay.
+
+        Args:
+            items: names and tensors.
+            put: called with each parameter, or the rows of it, and what belongs there, instead of the copy.
 
         Raises:
             CheckpointError: tensors are missing, unexpected, given twice or of the wrong shape; it names them.
         """
         ignored = {"lm_head.weight"} if self.config.has_tied_head else set()
-        fill_from_checkpoint(dict(self._checkpoint_targets()), items, ignored=ignored)
+        fill_from_checkpoint(dict(self._checkpoint_targets()), items, ignored=ignored, put=put)
 
     def init_dummy(self, seed: int) -> None:
         """Fill the parameters with small random values, the same for the same seed and device."""

@@ -49,7 +49,7 @@ class _Recording:
 
 
 class SimulatedGraph:
-    """A recorded segment. Closing it frees nothing of the pool; later captures reuse the blocks."""
+    """A recorded segment. Later captures reuse the blocks of a closed one; the pool's last gives them back."""
 
     def __init__(self, recording: _Recording, on_close: Callable[[], None]) -> None:
         self._calls = recording.calls
@@ -293,6 +293,8 @@ class SimulatedBackend:
 
     def _count_closed(self) -> None:
         self._num_graphs -= 1
+        if self._num_graphs == 0:  # as torch gives a pool back with its last graph
+            self._pool.trim()
 
 
 def _make_call(

@@ -91,6 +91,12 @@ class SimulatedPool:
                 poison(block.recorded)
             self._free.append(block)
 
+    def trim(self) -> None:
+        """Give back the blocks that no tensor of the program lies in. Call it when no graph is left."""
+        self.reclaim()
+        self._blocks = list(self._in_use.values())
+        self._free.clear()
+
     def close(self) -> None:
         """Forget all blocks; recordings and tensors that still use one keep it alive."""
         self._blocks.clear()

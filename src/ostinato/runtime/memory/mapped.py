@@ -10,7 +10,7 @@ import ctypes
 import functools
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -140,6 +140,24 @@ class MappedRange:
                 for address in done:
                     driver().cuMemUnmap(_U64(address), ctypes.c_size_t(self._backed.pop(address)))
                 raise
+
+    def take_away(self, *, keep: Collection[int]) -> int:
+        """Give back all memory but what was put at offsets ``keep``, once the device is done with it; its bytes.
+
+        The addresses stay, and `back` may put other memory behind them.
+        """
+        kept = {self.address + offset for offset in keep}
+        gone = [address for address in self._backed if address not in kept]
+        given_back = 0
+        with torch.cuda.device(self._device):
+            torch.cuda.synchronize(self._device)  # kernels may still run on it
+            for address in gone:
+                num_bytes = self._backed[address]
+                what = f"to take {num_bytes} bytes of device memory back"
+                _check(driver().cuMemUnmap(_U64(address), ctypes.c_size_t(num_bytes)), what)
+                del self._backed[address]
+                given_back += num_bytes
+        return given_back
 
     def _back_one(self, address: int, num_bytes: int) -> None:
         handle = _U64(0)

@@ -97,5 +97,17 @@ class ReservedRegions:
             self._whole[:, self.backed_bytes : wanted].zero_()
         self.backed_bytes = wanted
 
+    def give_back(self) -> int:
+        """Give the device all memory but the first granule of each region; the bytes. Addresses stay, contents do not.
+
+        Nobody may touch what is beyond until `back` has put memory there again. Where memory does not come by mapping
+        (a CPU, a device that cannot map) nothing is given back, and 0 is returned.
+        """
+        if self._mapped is None:
+            return 0
+        given_back = self._mapped.take_away(keep=self._starts())
+        self.backed_bytes = self.granule_bytes
+        return given_back
+
     def _starts(self) -> list[int]:
         return [region * self.region_bytes for region in range(self.num_regions)]

@@ -97,7 +97,8 @@ class CapturedPlan:
     def close(self) -> None:
         """Give graphs, break arguments and outputs back. Idempotent."""
         self.is_closed = True
-        for entry in self.entries:
+        entries, self.entries = self.entries, []
+        self.outputs, self.externals, self._calls = None, [], []  # first: the last graph of all takes its pool with it
+        for entry in entries:
             if not isinstance(entry, BreakStep):
                 entry.close()
-        self.entries, self.outputs, self.externals, self._calls = [], None, [], []

@@ -133,3 +133,28 @@ def test_the_addresses_are_zeroed_and_apart() -> None:
     for number, tensor in enumerate(tensors):
         tensor.fill_(number + 1)
     assert [t.unique().tolist() for t in tensors] == [[float(n + 1)] for n in range(len(tensors))]
+
+
+def test_memory_goes_and_comes_back(set_free: SetFree, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_free(1e6)
+    pool = make(kv_tokens=100)
+    pool.settle()
+    num_bytes, addresses = pool.num_bytes, [cache.key.data_ptr() for cache in pool.pages()]
+
+    def give_back() -> int:  # as regions do that are mapped
+        pool._regions.backed_bytes = 1
+        return num_bytes - 1
+
+    monkeypatch.setattr(pool._regions, "give_back", give_back)
+    assert pool.give_back() == num_bytes - 1 and pool.num_bytes < num_bytes
+    assert pool.num_pages == 8, "the scheduler counts on them"
+    with monkeypatch.context() as patch:
+
+        def refuse(_region_bytes: int) -> None:
+            raise OutOfMemoryError("planted")
+
+        patch.setattr(pool._regions, "back", refuse)
+        with pytest.raises(OutOfMemoryError, match="112 tokens does not fit any more"):
+            pool.take_back()
+    pool.take_back()
+    assert pool.num_bytes == num_bytes and [cache.key.data_ptr() for cache in pool.pages()] == addresses

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from ostinato.engine.attention import AttentionMetadata, get_forward_context, torch_backend
+from ostinato.engine.attention import get_forward_context
 from ostinato.engine.execution import Executor, qualify_steps
-from ostinato.engine.execution.batch_writer import BatchWriter
 from ostinato.engine.execution.qualify import EngineCases
-from ostinato.engine.kvcache import LayerCache
 from ostinato.engine.layers import SamplingHead
 from ostinato.engine.models import decoder_layer
 from ostinato.engine.request import Request
 from ostinato.errors import RuntimeStateError
-from ostinato.runtime import FindingKind, KeyReport, QualificationReport, Reason, RuntimeMode
-from ostinato.runtime.nest import map_tensors
-from ostinato.runtime.runners import BreakStep
+from ostinato.runtime import FindingKind, KeyReport, Poison, QualificationReport, Reason, RuntimeMode
 from ostinato.telemetry import KeyQuarantined, MemorySink
+from ostinato.testing.engine_faults import baked_page_count, padding_leak, stale_break_output, stray_padded_rows
 
 if TYPE_CHECKING:
     from .conftest import ExecutorMaker
@@ -77,6 +73,23 @@ def test_cases_fill_the_key(shared_executor: ExecutorMaker) -> None:
         assert all(executor.graphed.key_sizes(key)["num_reqs"] >= (n.num_reqs or 0) for n in live)
 
 
+@pytest.mark.parametrize("settings", [SMALL, {**SMALL, **ONE_TIER}, {**SMALL, "decode_sizes": (1, 2, 4)}])
+def test_contexts_and_poison_are_crossed(shared_executor: ExecutorMaker, settings: dict[str, Any]) -> None:
+    """Each kind of context with each kind of padding; a key of one size has no padding to cross with."""
+    executor = shared_executor(mode="full_and_piecewise", **settings)
+    cases = EngineCases(executor)
+    crossed = {(kind, poison) for kind in ("short contexts", "long contexts") for poison in (Poison.NAN, Poison.LARGE)}
+    assert {key.num_tokens for key in executor.graphed.keys} >= {1, 4, 8}
+    for key in executor.graphed.keys:
+        found = [(case.live.num_tokens, case.kind, case.poison) for case in cases.of(key)]
+        sizes = {size for size, *_ in found}
+        pairs = {(kind, poison) for _, kind, poison in found}
+        assert pairs == crossed if len(sizes) > 1 else len(pairs) == 2
+        padded = {(kind, poison) for size, kind, poison in found if size < max(sizes)}
+        assert padded == crossed or len(sizes) < 3, "where rows are padded at two sizes, on them alone"
+        assert len(found) == 2 * len(sizes), "no more cases than two a size"
+
+
 def test_a_cache_that_holds_one_request_only(make_executor: ExecutorMaker) -> None:
     """Histories are cut to the pages that there are."""
     executor = make_executor(mode="full_and_piecewise", **{**SMALL, "max_model_len": 40, "kv_tokens": 40})
@@ -86,15 +99,10 @@ def test_a_cache_that_holds_one_request_only(make_executor: ExecutorMaker) -> No
 # --- planted ---------------------------------------------------------------------------------------
 
 
-def test_row_3_a_break_output_at_a_stale_address(make_executor: ExecutorMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention leaves its result elsewhere than where the next segment reads."""
-
-    def run(self: BreakStep, num_live: int, num_rows: int) -> None:
-        self.point.fn(*map_tensors(self._args, torch.clone), **self._kwargs)
-
+def test_row_3_a_break_output_at_a_stale_address(make_executor: ExecutorMaker) -> None:
     executor = make_executor(mode="piecewise", **SMALL, **ONE_TIER)
-    monkeypatch.setattr(BreakStep, "run", run)
-    report = qualify_steps(executor)
+    with stale_break_output():
+        report = qualify_steps(executor)
     found = findings(report, RuntimeMode.PIECEWISE)[FindingKind.DIFFERS]
     assert found.where == "the hand-over of break 0 paged_attention"
     assert str(report.keys[0].key) == "PIECEWISE tokens=8"
@@ -102,27 +110,13 @@ def test_row_3_a_break_output_at_a_stale_address(make_executor: ExecutorMaker, m
 
 
 @pytest.fixture
-def longest(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """Row 8: attention bounds the context by a number of the host, the most pages of a request in the last batch."""
-    seen = SimpleNamespace(pages=1)
-    write = BatchWriter.write
-
-    def noting(self: BatchWriter, host: dict[str, Tensor], batch: Any) -> Any:
-        seen.pages = max(len(item.request.pages) for item in batch.items)
-        return write(self, host, batch)
-
-    attend = torch_backend.attend_uniform
-
-    def bounded(q: Tensor, out: Tensor, cache: LayerCache, metadata: AttentionMetadata, *more: Any) -> None:
-        metadata = AttentionMetadata(**{**vars(metadata), "block_tables": metadata.block_tables[:, : seen.pages]})
-        attend(q, out, cache, metadata, *more)
-
-    monkeypatch.setattr(BatchWriter, "write", noting)
-    monkeypatch.setattr(torch_backend, "attend_uniform", bounded)
-    yield seen
+def longest() -> Iterator[None]:
+    """Row 8, from before capture on."""
+    with baked_page_count():
+        yield
 
 
-def test_row_8_a_page_count_is_baked(make_executor: ExecutorMaker, longest: SimpleNamespace) -> None:
+def test_row_8_a_page_count_is_baked(make_executor: ExecutorMaker, longest: None) -> None:
     executor = make_executor(mode="full_decode_only", **SMALL, **ONE_TIER)
     report = qualify_steps(executor)
     found = findings(report, RuntimeMode.FULL)
@@ -132,62 +126,36 @@ def test_row_8_a_page_count_is_baked(make_executor: ExecutorMaker, longest: Simp
     assert not any(key.passed for key in report.keys)
 
 
-def test_row_11_padded_rows_write_to_a_live_page(make_executor: ExecutorMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_11_padded_rows_write_to_a_live_page(make_executor: ExecutorMaker) -> None:
     """The slots of padded rows point into a page of somebody else, or of the batch itself."""
-    write = BatchWriter.write
-    plant = SimpleNamespace(slot=lambda host: 4 * 60 + 1)
-
-    def stray(self: BatchWriter, host: dict[str, Tensor], batch: Any) -> Any:
-        to_build = write(self, host, batch)
-        host["slot_mapping"][batch.num_tokens :] = plant.slot(host)
-        return to_build
-
-    monkeypatch.setattr(BatchWriter, "write", stray)
     executor = make_executor(mode="full_decode_only", **SMALL, **ONE_TIER)
-    found = findings(qualify_steps(executor), RuntimeMode.FULL)[FindingKind.STATE_WRITES]
+    with stray_padded_rows(lambda _host: 4 * 60 + 1):
+        found = findings(qualify_steps(executor), RuntimeMode.FULL)[FindingKind.STATE_WRITES]
     assert found.what == "state keys of layer 0: row 241 written, outside the live set of 3 rows"
     assert found.case.startswith("3 of 4 rows, 3 requests")
 
-    plant.slot = lambda host: int(host["slot_mapping"][0])  # then eager at the padded shape goes wrong alike
-    found = findings(qualify_steps(executor), RuntimeMode.FULL)
-    assert "state keys of layer 0" in found[FindingKind.STATE_WRITES].what
-    assert "without padded rows" in found[FindingKind.PADDING_LEAKS].what
+    with stray_padded_rows():  # then eager at the padded shape goes wrong alike
+        both = findings(qualify_steps(executor), RuntimeMode.FULL)
+    assert "state keys of layer 0" in both[FindingKind.STATE_WRITES].what
+    assert "without padded rows" in both[FindingKind.PADDING_LEAKS].what
 
 
 def test_row_11_in_a_large_cache(make_executor: ExecutorMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batches live in the first pages; a write far behind them shows in the checksum of the rest."""
     monkeypatch.setattr("ostinato.engine.execution.qualify._MAX_WATCHED_BYTES", 0)
-    write = BatchWriter.write
-
-    def stray(self: BatchWriter, host: dict[str, Tensor], batch: Any) -> Any:
-        to_build = write(self, host, batch)
-        host["slot_mapping"][batch.num_tokens :] = 4 * 70 + 1
-        return to_build
-
     executor = make_executor(mode="full_decode_only", **SMALL, **ONE_TIER)
     assert qualify_steps(executor).passed
     num_watched = len(EngineCases(executor).state()["keys of layer 0"])
     assert num_watched < 4 * 70 < executor.caches[0].num_pages * 4
-    monkeypatch.setattr(BatchWriter, "write", stray)
-    found = findings(qualify_steps(executor), RuntimeMode.FULL)[FindingKind.STATE_WRITES]
+    with stray_padded_rows(lambda _host: 4 * 70 + 1):
+        found = findings(qualify_steps(executor), RuntimeMode.FULL)[FindingKind.STATE_WRITES]
     assert found.what == f"state keys of layer 0, from page {num_watched // 4} on: written, where no step may write"
 
 
-def test_row_13_garbage_of_padded_rows_leaks(make_executor: ExecutorMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention over nothing is NaN, as in kernels that mask everything, and a scale over all rows spreads it."""
-    attend = torch_backend.TorchAttention.attend
-
-    def careless(
-        self: Any, q: Tensor, out: Tensor, cache: LayerCache, metadata: AttentionMetadata, scale: float
-    ) -> None:
-        attend(self, q, out, cache, metadata, scale)
-        if metadata.uniform_query_len is not None:
-            out.masked_fill_((metadata.seq_lens == 0)[:, None, None], float("nan"))
-            out.mul_(out.abs().amax() / out.abs().amax())
-
-    monkeypatch.setattr(torch_backend.TorchAttention, "attend", careless)
-    executor = make_executor(mode="full_decode_only", **SMALL, **ONE_TIER)
-    report = qualify_steps(executor)
+def test_row_13_garbage_of_padded_rows_leaks(make_executor: ExecutorMaker) -> None:
+    with padding_leak():
+        executor = make_executor(mode="full_decode_only", **SMALL, **ONE_TIER)
+        report = qualify_steps(executor)
     found = findings(report, RuntimeMode.FULL)
     assert "NaN or infinity in one of them alone" in found[FindingKind.PADDING_LEAKS].what
     assert found[FindingKind.PADDING_LEAKS].case.startswith("3 of 4 rows")
@@ -224,9 +192,7 @@ def test_row_13_a_scale_over_all_rows(make_executor: ExecutorMaker, monkeypatch:
         assert "with other values in padded rows" in found.what and "aten::mean" in found.where
 
 
-def test_quarantined_keys_are_not_taken(
-    make_executor: ExecutorMaker, helpers: Any, longest: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quarantined_keys_are_not_taken(make_executor: ExecutorMaker, helpers: Any, longest: None) -> None:
     executor = make_executor(mode="full_decode_only", **SMALL, **ONE_TIER)
     qualify_steps(executor)
     batch = helpers.BatchMaker(executor)([(9, 1), (30, 1)], is_decode=True)
@@ -261,9 +227,7 @@ def test_shadows_of_sound_steps_change_nothing(make_executor: ExecutorMaker, hel
     assert all(torch.equal(a, b) for a, b in zip(plain, shadowed, strict=True))
 
 
-def test_a_shadow_finds_a_baked_number_while_serving(
-    make_executor: ExecutorMaker, helpers: Any, longest: SimpleNamespace
-) -> None:
+def test_a_shadow_finds_a_baked_number_while_serving(make_executor: ExecutorMaker, helpers: Any, longest: None) -> None:
     sink = MemorySink()
     executor = make_executor(mode="full_decode_only", **SMALL, **ONE_TIER, shadow_every=1)
     executor.graphed._bus.subscribe(sink)

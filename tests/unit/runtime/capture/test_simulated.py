@@ -94,6 +94,16 @@ def test_an_error_drops_the_segment_and_its_memory(backend):
     assert (graph.num_nodes, y.tolist()) == (1, [2.0] * 4)
 
 
+def test_the_last_graph_takes_the_pool_with_it(backend):
+    x = torch.ones(400)
+    graphs = [record(backend, lambda: (x + 1) * 2)[0] for _ in range(2)]
+    held = backend.memory().reserved_bytes
+    graphs[0].close()
+    assert backend.memory().reserved_bytes == held > 0, "later captures reuse it"
+    graphs[1].close()
+    assert backend.memory().reserved_bytes == 0
+
+
 def test_a_mode_that_user_code_pushes_does_not_hide_ops(backend):
     from torch.utils._python_dispatch import TorchDispatchMode
 

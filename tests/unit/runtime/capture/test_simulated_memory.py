@@ -54,6 +54,16 @@ def test_best_fit():
     assert pool.take(1024)[0] is large
 
 
+def test_what_nobody_holds_is_given_back():
+    pool = SimulatedPool()
+    (_, kept), (_, dropped) = pool.take(4096), pool.take(512)
+    del dropped
+    pool.trim()
+    assert pool.reserved_bytes == 4096 and pool.find(kept) is not None
+    assert pool.take(100)[0].capacity_bytes == 512
+    assert pool.reserved_bytes == 4096 + 512
+
+
 def test_reclaimed_blocks_are_poisoned():
     pool = SimulatedPool()
     block, storage = pool.take(8)

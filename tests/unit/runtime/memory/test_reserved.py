@@ -135,6 +135,41 @@ def test_a_range_is_backed_where_it_was_asked_for_and_given_back_whole(driver: D
     assert not driver.maps and not driver.reserved and driver.free_bytes == 20 * granule
 
 
+def test_memory_goes_and_comes_back_behind_the_same_addresses(driver: Driver) -> None:
+    granule = Driver.GRANULE
+    found = mapped.MappedRange(8 * granule, torch.device("cuda", 0))
+    found.back([0, 4 * granule], granule)
+    kept = dict(driver.maps)
+    for _ in range(2):
+        found.back([granule, 5 * granule], 2 * granule)
+        assert driver.free_bytes == 14 * granule
+        assert found.take_away(keep=[0, 4 * granule]) == 4 * granule
+        assert driver.maps == kept and driver.free_bytes == 18 * granule
+    assert found.take_away(keep=[0, 4 * granule]) == 0
+
+
+def test_regions_keep_their_beginning(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first granule of each region stays, since graphs are captured over it."""
+    granule = Driver.GRANULE
+    memory = torch.full((8 * granule,), 9, dtype=torch.uint8)
+    monkeypatch.setattr(torch, "as_tensor", lambda *_, **__: memory)
+    monkeypatch.setattr(ReservedRegions, "can_be_lazy", staticmethod(lambda _device: True))
+    regions = ReservedRegions(num_regions=2, region_bytes=4 * granule, device=torch.device("cuda", 0))
+    regions.back(3 * granule)
+    regions.memory.fill_(7)
+    assert regions.give_back() == 4 * granule and regions.backed_bytes == granule
+    assert sorted(driver.maps.values()) == [granule, granule]
+    regions.back(3 * granule)
+    assert regions.backed_bytes == 3 * granule and sum(driver.maps.values()) == 6 * granule
+    assert regions.memory[:, :granule].eq(7).all() and not regions.memory[:, granule : 3 * granule].any()
+
+
+def test_a_host_keeps_its_memory() -> None:
+    regions = ReservedRegions(num_regions=2, region_bytes=100, device=CPU)
+    regions.back(40)
+    assert regions.give_back() == 0 and regions.backed_bytes == 40
+
+
 def test_too_little_memory_changes_nothing(driver: Driver) -> None:
     granule = Driver.GRANULE
     found = mapped.MappedRange(30 * granule, torch.device("cuda", 0))
