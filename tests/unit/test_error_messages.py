@@ -260,6 +260,16 @@ def an_architecture_nobody_knows(folder: Path) -> None:
     LLM(str(folder), device="cpu", load_format="dummy")
 
 
+def a_request_to_a_sleeper(folder: Path) -> None:
+    from ostinato import LLM
+    from ostinato.testing.tiny_models import write_tiny_model
+
+    model = str(write_tiny_model(folder))
+    with LLM(model, device="cpu", mode="none", max_model_len=32, max_num_reqs=1, max_num_batched_tokens=4) as llm:
+        llm.sleep()
+        llm.add_request([5])
+
+
 def a_cache_of_a_terabyte(folder: Path) -> None:
     from ostinato import LLM
     from ostinato.testing.tiny_models import write_tiny_model
@@ -468,6 +478,7 @@ CASES: dict[type[errors.OstinatoError], Parts] = {
         fix=r"the order is: warm_up\(\), capture\(\)",
     ),
     errors.ClosedError: Parts(provoke=call_after_close, what="this Graphed was closed", fix="keep the with block open"),
+    errors.AsleepError: Parts(provoke=a_request_to_a_sleeper, what="its graphs were given back", fix=r"call wake\(\)"),
     errors.EngineError: Parts(
         provoke=a_library_that_is_not_installed,
         what="the library 'a_library_of_nobody' is needed to read minds",
