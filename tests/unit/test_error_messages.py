@@ -451,13 +451,13 @@ CASES: dict[type[errors.OstinatoError], Parts] = {
     errors.TensorReboundError: Parts(
         provoke=new_weight,
         what="weight is another tensor than at capture",
-        where={"tensor": "weight", "key": "FULL tokens=4", "got": "Parameter"},
+        where={"tensor": "weight", "key": "FULL tokens=4", "got": "Parameter", "segment": "0", "since": "between "},
         fix=r"copy_\(\), or call recapture\(\)",
     ),
     errors.TensorDroppedError: Parts(
         provoke=dropped_tensor,
         what=f"dropped or replaced since capture: used by aten::add at {HERE}",
-        where={"key": "FULL tokens=4"},
+        where={"key": "FULL tokens=4", "segment": "0", "since": "between "},
         fix="keep the tensor",
     ),
     errors.QualificationError: Parts(
