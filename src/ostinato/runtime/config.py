@@ -64,8 +64,9 @@ class GraphConfig:
     that a segment of the same plan rewrites at each replay, and holds all others. `Graphed.break_argument_bytes`
     says what either takes. Owned by default: then no argument's address can mean anything else, proven or not."""
     guards: str = "always"
-    """Before each replay, look whether what the graph reads still lies where it did: "always" (weights in rotation,
-    all else each time), "sampled" (all in rotation), "off" (then nothing keeps that memory either)."""
+    """Before each replay, look whether what the graph reads still lies where it did: "always" (weights and layouts in
+    rotation, the addresses of all else each time), "sampled" (all in rotation), "off" (then nothing keeps that memory
+    either)."""
     on_moved: str = "raise"
     """What a step does whose guards find that something the graph reads, inputs apart, has moved, was replaced or was
     dropped: "raise" refuses it; "recapture" runs it eagerly, and captures the key anew before the next step that wants

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import itertools
 import re
+import types
 from collections.abc import Callable
+from keyword import iskeyword
 from typing import Any, TypeVar, overload
 
 import torch
@@ -20,6 +22,7 @@ from ostinato.runtime.nest import tensors
 __all__ = ["opaque_op"]
 
 NAMESPACE = "ostinato_ops"
+_names: set[str] = set()
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,7 +44,8 @@ def opaque_op(
     fake: Callable[..., Any] | None = None,
     name: str | None = None,
 ) -> Any:
-    """Wrap ``fn`` as a custom op. Its parameters and result need annotations (tensors, numbers, strings).
+    """Wrap ``fn`` as a custom op. Its parameters and result need annotations (tensors, numbers, strings). It has no
+    gradients.
 
     Args:
         fn: launches the kernel on the current stream. Results must be fresh tensors, no views of arguments.
@@ -51,13 +55,14 @@ def opaque_op(
         name: of the op; made from ``fn``'s by default.
 
     Raises:
-        ConfigError: an annotation is missing or of a type that no op can take, or ``mutates`` names no parameter.
+        ConfigError: an annotation is missing or of a type that no op can take, ``mutates`` names no parameter, or
+            ``name`` is none.
 
     Source: torch.library, https://docs.pytorch.org/docs/stable/library.html
     """
 
     def wrap(fn: F) -> F:
-        label = name or f"{re.sub(r'[^0-9a-zA-Z_]', '_', fn.__qualname__)}_{next(_serial)}"
+        label = _label(fn, name)
         try:
             schema = torch.library.infer_schema(fn, mutates_args=mutates)
         except (ValueError, TypeError) as error:
@@ -76,6 +81,22 @@ def opaque_op(
     return wrap if fn is None else wrap(fn)
 
 
+def _label(fn: Any, name: str | None) -> str:
+    """The op's name; one that is taken gets a number, so that a module may be loaded again.
+
+    Raises:
+        ConfigError: ``fn`` is no function, or ``name`` no name that an op can have.
+    """
+    if not isinstance(fn, types.FunctionType):
+        raise ConfigError(f"{fn!r} cannot be an opaque op", fix="pass a function that launches the kernel")
+    if name is not None and not (isinstance(name, str) and re.fullmatch("[a-zA-Z][a-zA-Z0-9_]*", name)):
+        raise ConfigError(f"{name!r} is no name for an op", fix="use letters, digits and _, a letter first")
+    if name is not None and not iskeyword(name) and name not in _names:
+        _names.add(name)
+        return name
+    return f"{name or re.sub(r'[^0-9a-zA-Z_]', '_', fn.__qualname__)}_{next(_serial)}"
+
+
 def _checked(fn: Callable[..., Any], op: torch._ops.OpOverload) -> Callable[..., Any]:
     """``fn`` as a kernel: what it writes is counted in the tensors' versions, and what it returns must be its own."""
     arguments = op._schema.arguments
@@ -84,15 +105,14 @@ def _checked(fn: Callable[..., Any], op: torch._ops.OpOverload) -> Callable[...,
     def run(*args: Any, **kwargs: Any) -> Any:
         result = fn(*args, **kwargs)
         for index in written:
-            tensor = args[index] if index < len(args) else kwargs[arguments[index].name]
-            if tensor is not None and not tensor.is_inference():
-                torch.autograd.graph.increment_version(tensor)
+            value = args[index] if index < len(args) else kwargs.get(arguments[index].name)  # a default is left out
+            for tensor in tensors(value):
+                if not tensor.is_inference():
+                    torch.autograd.graph.increment_version(tensor)
         if result is not None:
             taken = {tensor.untyped_storage().data_ptr() for tensor in tensors((args, kwargs))} - {0}
             if any(tensor.untyped_storage().data_ptr() in taken for tensor in tensors(result)):
-                raise ConfigError(
-                    f"{op} returns memory of an argument", fix="return fresh tensors, or name it in mutates"
-                )
+                raise ConfigError(f"{op} returns memory of an argument", fix="return fresh tensors")
         return result
 
     return run

@@ -188,6 +188,14 @@ def test_requests_without_metadata():
         assert graphed.decide(live).cost_ms is not None
 
 
+def test_no_sizes_at_all_are_a_mistake_and_harm_no_costs(ready):
+    graphed = ready(lambda x: x * 2, X, mode="full", sizes=(4,))
+    table = graphed.measure(budget_seconds=0.01)
+    with pytest.raises(ConfigError, match="sizes is"):
+        graphed.measure(sizes=())
+    assert graphed.costs is table
+
+
 def test_costs_outlive_a_recapture(ready):
     graphed = ready(lambda x: x * 2, X, mode="full", sizes=(4,))
     table = graphed.measure(budget_seconds=0.01)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -26,13 +28,13 @@ class InPieces(nn.Module):
         super().__init__()
         self.first, self.second, self.third = (torch.ones(WIDTH) for _ in range(3))
         self.of_break = torch.ones(WIDTH)
-        self.hidden = [[torch.ones(WIDTH)]]
+        self.hidden = SimpleNamespace(table=torch.ones(WIDTH))
 
     def forward(self, x):
         x = attend(x + self.first)
         x = attend(x.view(-1, WIDTH), self.of_break)
         x = attend(x * self.second)
-        return x * self.third + self.hidden[0][0]
+        return x * self.third + self.hidden.table
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +73,7 @@ def test_the_segment_is_the_one_that_used_it_first(name, segment, partition):
 def test_a_dropped_tensor_has_its_segment_too():
     model = InPieces()
     with captured(model, mode="piecewise") as graphed:
-        model.hidden[0][0] = torch.zeros(WIDTH)
+        model.hidden.table = torch.zeros(WIDTH)
         assert fault_of(lambda: graphed(X), TensorDroppedError)["segment"] == "2"
 
 

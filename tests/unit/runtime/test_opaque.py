@@ -1,6 +1,7 @@
 """Kernels that no tracer can enter: one op in a segment, in every partition, and what must be declared."""
 
 import ctypes
+import functools
 import subprocess
 import sys
 
@@ -120,6 +121,25 @@ def test_it_may_not_return_what_it_was_given():
         same(torch.ones(2, 2))
 
 
+def test_what_is_left_out_and_lists_are_written_too():
+    @opaque_op(mutates=("out",))
+    def maybe(x: torch.Tensor, out: torch.Tensor | None = None) -> None:
+        if out is not None:
+            out.copy_(x)
+
+    @opaque_op(mutates=("outs",))
+    def all_of(x: torch.Tensor, outs: list[torch.Tensor]) -> None:
+        for out in outs:
+            out.copy_(x)
+
+    x, outs = torch.ones(2), [torch.zeros(2), torch.zeros(2)]
+    maybe(x)
+    maybe(x, outs[0])
+    all_of(x, outs)
+    assert [out._version for out in outs] == [4, 2]  # copy_ counts, too
+    assert all(out.eq(1).all() for out in outs)
+
+
 def test_a_first_call_does_not_bring_in_the_compiler():
     """Seconds of every start that compiles nothing."""
     code = (
@@ -190,5 +210,14 @@ def test_names(monkeypatch):
         """Nothing."""
 
     assert "my_kernel" in str(opaque_op(name="my_kernel")(fn))
+    again = opaque_op(name="my_kernel")(fn)  # a module that is loaded twice
+    assert "my_kernel_" in str(again)
+    assert "class_" in str(opaque_op(name="class")(fn)), "no attribute could be called so"
+    for name in ("a b", "1a", "a.b", "ns::b", "", "_private", 3):
+        with pytest.raises(ConfigError, match="no name for an op"):
+            opaque_op(name=name)(fn)
+    for odd in (3, int, functools.partial(fn)):
+        with pytest.raises(ConfigError, match="cannot be an opaque op"):
+            opaque_op(odd)
     first, second = opaque_op(fn), opaque_op(fn)
     assert str(first) != str(second), "one name an op"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -370,17 +371,17 @@ def test_a_view_that_dies_beside_a_withdrawn_key_is_no_fault(captured):
 
     class Views:
         def __init__(self):
-            self.parts = [[whole[:WIDTH]]]
+            self.inner = SimpleNamespace(part=whole[:WIDTH])
 
         def __call__(self, x):
-            x = x + self.parts[0][0]
+            x = x + self.inner.part
             return x + table[0] if x.shape[0] == 2 else x
 
     views = Views()
     graphed = captured(views, mode="full")
     table[0] = torch.zeros(WIDTH)
     assert torch.equal(graphed(X[:2]), X[:2] + 1)
-    views.parts[0][0] = whole[:WIDTH]
+    views.inner.part = whole[:WIDTH]
     gc.collect()
     assert torch.equal(graphed(X), X + 1)
     assert graphed.counters.by_reason == {"MOVED": 1, "EXACT": 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -211,18 +212,41 @@ def test_a_tensor_that_a_break_is_given():
             graphed(X)
 
 
+@pytest.mark.parametrize("level", ["always", "sampled"])
+def test_containers_in_containers_are_seen_while_somebody_keeps_the_old_tensor(level):
+    """As a KV cache often lies: a list of pairs."""
+    model = Model()
+    model.pairs = [(torch.ones(WIDTH), torch.ones(WIDTH)), (torch.ones(WIDTH), torch.ones(WIDTH))]
+    model.deep = [{"a": [torch.ones(WIDTH)]}]
+    model.itself = [1]
+    model.itself.append(model.itself)
+    forward = model.forward
+    model.forward = lambda x: forward(x) + model.pairs[1][0] + model.deep[0]["a"][0]
+    old = [model.pairs[1], model.deep[0]["a"][0]]
+    for change, name in (
+        (lambda: model.pairs.__setitem__(1, (torch.zeros(WIDTH), old[0][1])), r"pairs\[1\]\[0\]"),
+        (lambda: model.deep[0]["a"].__setitem__(0, torch.zeros(WIDTH)), r"deep\[0\]\['a'\]\[0\]"),
+    ):
+        with captured(model, guards=level) as graphed:
+            graphed(X)
+            change()
+            with pytest.raises(TensorReboundError, match=name):
+                for _ in range(4):
+                    graphed(X)
+
+
 def test_a_dropped_tensor_without_a_place():
     class Lookup:
         def __init__(self):
-            self.tables = [[torch.ones(WIDTH)]]  # too deep for a name
+            self.inner = SimpleNamespace(table=torch.ones(WIDTH))  # an object in an object has no name
 
         def __call__(self, x):
-            return x + self.tables[0][0]
+            return x + self.inner.table
 
     lookup = Lookup()
     with captured(lookup) as graphed:
         graphed(X)
-        lookup.tables[0][0] = torch.zeros(WIDTH)
+        lookup.inner.table = torch.zeros(WIDTH)
         gc.collect()
         with pytest.raises(TensorDroppedError, match=r"used by aten::add at .*test_replay_guards.py"):
             graphed(X)
@@ -233,14 +257,14 @@ def test_a_view_that_dies_while_its_memory_lives_is_no_fault():
 
     class Views:
         def __init__(self):
-            self.parts = [[whole[:WIDTH]]]
+            self.inner = SimpleNamespace(part=whole[:WIDTH])
 
         def __call__(self, x):
-            return x + self.parts[0][0]
+            return x + self.inner.part
 
     views = Views()
     with captured(views) as graphed:
-        views.parts[0][0] = whole[:WIDTH]  # the same memory under another object
+        views.inner.part = whole[:WIDTH]  # the same memory under another object
         gc.collect()
         whole.fill_(7)
         assert torch.equal(graphed(X), X + 7)

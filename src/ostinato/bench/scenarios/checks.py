@@ -53,12 +53,13 @@ def _total(*rows: Tensor) -> Tensor:
 
 
 def _limits(run: Run) -> dict[str, Any]:
+    most_reqs = min(_ROWS, run.config.engine.max_num_reqs or _ROWS)
     return {
         "max_model_len": run.model_len(_ROWS, what="a bucket"),
         "max_num_batched_tokens": _ROWS,
-        "max_num_reqs": _ROWS,
+        "max_num_reqs": most_reqs,
         "token_sizes": (_ROWS,),
-        "decode_sizes": (_ROWS,),
+        "decode_sizes": (most_reqs,),
     }
 
 

@@ -21,6 +21,10 @@ _TORCHS_OWN: Final = frozenset(vars(torch.nn.Module()))
 """Attributes of any module: tables of its parameters and hooks."""
 
 
+_DEPTH: Final = 3
+"""Containers in containers: a list of dicts of pairs. Ends those that hold themselves."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Place:
     """One tensor's home."""
@@ -89,6 +93,7 @@ def _of_value(
     *,
     peek: Callable[[], Any] | None = None,
     enters_modules: bool = True,
+    depth: int = _DEPTH,
 ) -> Iterator[Place]:
     peek = peek or get
     if isinstance(value, torch.Tensor):
@@ -96,15 +101,14 @@ def _of_value(
     elif isinstance(value, torch.nn.Module):
         if enters_modules:
             yield from _of_module("" if name == "state" else name, value, get)
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            entry, glance = functools.partial(_entry, get, key), functools.partial(_entry, peek, key)
-            yield from _of_value(f"{name}[{key!r}]", item, entry, peek=glance, enters_modules=enters_modules)
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            if isinstance(item, torch.Tensor | torch.nn.Module):
-                entry, glance = functools.partial(_item, get, index), functools.partial(_item, peek, index)
-                yield from _of_value(f"{name}[{index}]", item, entry, peek=glance, enters_modules=enters_modules)
+    elif isinstance(value, Mapping | list | tuple) and depth:
+        find = _entry if isinstance(value, Mapping) else _item
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            if isinstance(item, torch.Tensor | torch.nn.Module | Mapping | list | tuple):
+                entry, glance = functools.partial(find, get, key), functools.partial(find, peek, key)
+                yield from _of_value(
+                    f"{name}[{key!r}]", item, entry, peek=glance, enters_modules=enters_modules, depth=depth - 1
+                )
 
 
 def _of_module(name: str, root: torch.nn.Module, get_root: Callable[[], Any]) -> Iterator[Place]:

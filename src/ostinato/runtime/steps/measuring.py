@@ -41,7 +41,12 @@ class Measuring:
         keys = [key for key in self.captured.plans if self.dispatcher.usable(key)]
         if sizes is not None:
             there = {key.num_tokens for key in keys}
-            if isinstance(sizes, str | bytes) or not isinstance(sizes, Iterable) or not set(sizes) <= there:
+            if (
+                isinstance(sizes, str | bytes)
+                or not isinstance(sizes, Iterable)
+                or not sizes
+                or not set(sizes) <= there
+            ):
                 raise ConfigError(f"sizes is {sizes!r}", fix=f"name buckets that are captured: {sorted(there)}")
         self.qualifier.finish_shadow()
         steps = steps or self._made_up()
