@@ -80,7 +80,8 @@ def test_compiled_code_computes_what_eager_does(partition, compiler, inner):
             want = net(call.args[0])
             torch.testing.assert_close(got[:2], want[:2], rtol=1e-4, atol=1e-5)
             assert got[2] == rows
-    bound = runner._bind(runner._programs[(False,)], calls[8])
+    key = GraphKey(runtime_mode=RuntimeMode.PIECEWISE, num_tokens=8)
+    bound = runner._bind(runner._programs[runner._group(key, calls[8])], calls[8])
     met = []
 
     class Handler:
