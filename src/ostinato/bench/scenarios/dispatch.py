@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from ostinato.bench.engine_probe import facade_of, measure_buckets
 from ostinato.bench.run import Run
-from ostinato.runtime import CostTable, Decision, LiveBatch
+from ostinato.runtime import CostTable, Decision, GraphKey, LiveBatch
 
 __all__ = ["check", "losses", "measure"]
 
@@ -61,7 +61,7 @@ def losses(decisions: Iterable[Decision], times: CostTable) -> dict[int, tuple[f
     for decision in decisions:
         weighed = [decision.key, *(other.key for other in decision.alternatives if other.cost_ms is not None)]
         costs = [times.cost_ms(decision.live, key) for key in weighed]
-        first = times.cost_ms(decision.live, _first(decision))
+        first = times.cost_ms(decision.live, _first(weighed))
         known = [cost for cost in costs if cost is not None]
         if costs[0] is None or first is None or len(known) < 2:
             continue
@@ -70,9 +70,8 @@ def losses(decisions: Iterable[Decision], times: CostTable) -> dict[int, tuple[f
     return found
 
 
-def _first(decision: Decision) -> Any:
+def _first(keys: Iterable[GraphKey | None]) -> GraphKey | None:
     """What the usual order takes: the best rank, then the smallest bucket; None is eager."""
-    keys = [decision.key, *(other.key for other in decision.alternatives if other.cost_ms is not None)]
     return min(
         (key for key in keys if key is not None),
         key=lambda key: (key.runtime_mode.value != "FULL", key.uniform_query_len is None, key.num_tokens),

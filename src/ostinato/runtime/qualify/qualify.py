@@ -346,9 +346,10 @@ class _Trial:
             except OstinatoError as error:
                 self.report.warnings.append(f"not looked for baked values: a capture on a live batch failed: {error}")
                 return
-            found = list(baked_differences(baked_calls(one), baked_calls(other), again=again))
+            calls = baked_calls(one)
+            found = list(baked_differences(calls, baked_calls(other), again=again))
             if self._subject.is_bitwise:  # recordings compare as they are; on a device the addresses of a pool move
-                found += baked_differences(baked_calls(one), baked_calls(self._plan))
+                found += baked_differences(calls, baked_calls(self._plan))
             certain = [difference for difference in found if not difference.is_word]
             if certain or (found and (self._differs(one, last) or self._differs(other, first))):
                 worst = (certain or found)[0]
