@@ -49,7 +49,7 @@ def test_memory_goes_and_comes_back_and_answers_stay(tmp_path: Path, capture: st
         executor = llm._require_open()
         addresses = [cache.key.data_ptr() for cache in executor.caches]
         awake = free_bytes()
-        for _ in range(2):
+        for cycle in range(2):
             report = llm.sleep()
             assert report.num_graphs == graphs > 0
             assert report.kv_bytes > 200 * MIB, "all but the first granule of each region"
@@ -59,7 +59,10 @@ def test_memory_goes_and_comes_back_and_answers_stay(tmp_path: Path, capture: st
             with pytest.raises(AsleepError):
                 llm.generate([[5]])
             llm.wake()
-            assert abs(free_bytes() - awake) < 64 * MIB
+            assert awake - free_bytes() < 64 * MIB
+            if cycle:
+                assert free_bytes() - awake < 64 * MIB
+            awake = free_bytes()  # the first sleep also gives back what warming up had left in the allocator's cache
             assert [cache.key.data_ptr() for cache in executor.caches] == addresses
             assert llm.stats()["graphs"]["count"] == graphs
             assert answers(llm) == before
