@@ -15,7 +15,7 @@ from ostinato.bench.end_to_end import decode_host_us
 from ostinato.bench.peers import registry
 from ostinato.bench.run import Run
 from ostinato.bench.scenarios import decode
-from ostinato.bench.scenarios.dispatch import losses
+from ostinato.bench.scenarios.dispatch import losses, middle
 from ostinato.engine.config import EngineConfig
 from ostinato.errors import ConfigError
 from ostinato.runtime import BatchKind, CostSample, CostTable, GraphKey, LiveBatch, Reason, Rejection, RuntimeMode
@@ -104,6 +104,8 @@ def test_dispatch(model: Path) -> None:
     for row in found.rows:
         assert row["worst_percent"] + 0.01 >= row["mean_percent"] >= 0 and row["order_worst_percent"] >= 0
         assert sum(count for name, count in row.items() if name.startswith("num_")) == row["sizes"]
+    decided, judged = (CostTable.from_dict(found.extra["costs"][name]) for name in ("decided", "judged"))
+    assert len(decided.samples) == len(judged.samples) > 0 and decided != judged
 
 
 def test_losses_are_told_by_other_times_than_the_decision_was_made_by() -> None:
@@ -114,6 +116,13 @@ def test_losses_are_told_by_other_times_than_the_decision_was_made_by() -> None:
     kind = BatchKind()
     times = CostTable(tuple(CostSample(kind=kind, way="full graph", size=n, ms=ms) for n, ms in ((8, 3.0), (16, 2.0))))
     assert losses([decision], times) == {5: (pytest.approx(50.0), pytest.approx(50.0))}
+
+
+def test_one_disturbed_measurement_of_three_judges_nobody() -> None:
+    def table(*ms: float) -> CostTable:
+        return CostTable(tuple(CostSample(kind=BatchKind(), way="eager", size=n, ms=t) for n, t in enumerate(ms, 1)))
+
+    assert middle([table(1.0, 2.0), table(9.0, 2.1), table(1.1, 9.0)]) == table(1.1, 2.1)
 
 
 def test_segments(model: Path) -> None:

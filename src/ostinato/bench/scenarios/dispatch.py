@@ -1,23 +1,25 @@
 """``dispatch``: how far the way that measured costs choose is off the best one, for every size of a step.
 
-The engine measures at start, as a user's would, and decides for every size. Then all its buckets are timed anew, more
-often, and the decisions are judged by those times: a loss is how much longer the chosen way takes than the fastest of
-all that were weighed. Beside it, what the usual order (full before piecewise before eager, smallest bucket) would lose.
+The engine measures at start, as a user's would, and decides for every size. Then all its buckets are timed anew,
+several times over, and the decisions are judged by those times: a loss is how much longer the chosen way takes than
+the fastest of all that were weighed. Beside it, what the usual order (full before piecewise before eager, smallest
+bucket) would lose.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from ostinato.bench.engine_probe import facade_of, measure_buckets
 from ostinato.bench.run import Run
 from ostinato.runtime import CostTable, Decision, GraphKey, LiveBatch
 
-__all__ = ["check", "losses", "measure"]
+__all__ = ["check", "losses", "measure", "middle"]
 
 _BAR_PERCENT: Final = 3.0
+_NUM_JUDGING: Final = 3
 
 
 def check(run: Run) -> None:
@@ -28,7 +30,8 @@ def check(run: Run) -> None:
 def measure(run: Run) -> None:
     """A row for decode, and one for prompts."""
     run.evidence.note(
-        "losses in percent of the fastest way that was weighed, by times measured apart from the decision's"
+        "losses in percent of the fastest way that was weighed, by times measured apart from the decision's: "
+        f"the middle of {_NUM_JUDGING} measurements of each bucket"
     )
     run.evidence.note(f"over_percent: sizes that lose more than {_BAR_PERCENT:g} %")
     most = max(_tokens(run))
@@ -44,7 +47,9 @@ def measure(run: Run) -> None:
             "prefill": [LiveBatch(num_tokens=n, num_reqs=1) for n in range(1, most + 1)],
         }
         decided = {kind: [graphed.decide(live) for live in lives] for kind, lives in kinds.items()}
-        times = measure_buckets(llm, budget_seconds=10.0 if run.is_cuda else 1.0)
+        found = [measure_buckets(llm, budget_seconds=10.0 if run.is_cuda else 0.3) for _ in range(_NUM_JUDGING)]
+        times = middle(found)
+        run.evidence.extra["costs"] = {"decided": graphed.costs and graphed.costs.to_dict(), "judged": times.to_dict()}
         for kind, decisions in decided.items():
             run.evidence.add({"kind": kind, "sizes": len(decisions), **_row(losses(decisions, times))})
             modes = [decision.runtime_mode.value for decision in decisions]
@@ -53,6 +58,12 @@ def measure(run: Run) -> None:
 
 def _tokens(run: Run) -> tuple[int, ...]:
     return run.choose(run.config.tokens, cuda=(4096,), cpu=(64,))
+
+
+def middle(tables: Sequence[CostTable]) -> CostTable:
+    """What most of several measurements of the same steps say."""
+    samples = zip(*(table.samples for table in tables), strict=True)
+    return CostTable(tuple(sorted(same, key=lambda sample: sample.ms)[len(same) // 2] for same in samples))
 
 
 def losses(decisions: Iterable[Decision], times: CostTable) -> dict[int, tuple[float, float]]:

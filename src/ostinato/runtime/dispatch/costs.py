@@ -44,7 +44,9 @@ class BatchKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostSample:
-    """One measurement: the middle of several times, and how far the middle half of them spreads.
+    """One measurement: the first quartile of several times, and how far the middle half of them spreads.
+
+    Not the median: what disturbs a step only ever lengthens it, and on a shared host does so for many turns in a row.
 
     ``size`` is in tokens: of the bucket for a graph, of the live batch for eager.
     """
@@ -54,7 +56,7 @@ class CostSample:
     size: int
     ms: float
     spread: float = 0.0
-    """Third quartile less first, as a share of ``ms``."""
+    """Third quartile less first, as a share of the first."""
 
 
 @dataclass(frozen=True)
