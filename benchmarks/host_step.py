@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from ostinato import runtime
 from ostinato.bench.environment import versions
 from ostinato.bench.evidence import Evidence, output_path
 from ostinato.bench.naming import short_hardware
@@ -45,6 +46,9 @@ CHUNK_STEPS = 32
 """Steps a time: as many as two pages of each request, so that every chunk allocates alike."""
 FIRST_ID, LAST_ID = 300, 30_000
 """Random tokens lie between: text in any tokenizer of a usual size, and no end token."""
+
+
+_HostSlots: Any = getattr(runtime, "HostSlots", dict)  # an older tree, measured against this one, takes plain dicts
 
 
 class WritingExecutor:
@@ -79,10 +83,12 @@ class WritingExecutor:
     def _host(self, num_tokens: int) -> dict[str, torch.Tensor]:
         if num_tokens not in self._by_tokens:
             sizes = {"num_tokens": num_tokens, "num_reqs": self._num_reqs}
-            self._by_tokens[num_tokens] = {
-                name: torch.zeros((slot.rows(sizes), *slot.shape[1:]), dtype=slot.dtype)
-                for name, slot in self._slots.items()
-            }
+            self._by_tokens[num_tokens] = _HostSlots(
+                {
+                    name: torch.zeros((slot.rows(sizes), *slot.shape[1:]), dtype=slot.dtype)
+                    for name, slot in self._slots.items()
+                }
+            )
         return self._by_tokens[num_tokens]
 
 

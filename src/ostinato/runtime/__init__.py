@@ -11,7 +11,7 @@ from ostinato._lazy import lazy_names
 
 if TYPE_CHECKING:
     from ostinato.runtime.breaks import break_graph, graph_break, jit_mark
-    from ostinato.runtime.buffers import Slot, Tail, Workspace
+    from ostinato.runtime.buffers import HostSlots, Slot, Tail, Workspace
     from ostinato.runtime.capture import hardware_name
     from ostinato.runtime.config import GraphConfig
     from ostinato.runtime.dispatch import (
@@ -95,6 +95,7 @@ __all__ = [
     "GraphConfig",
     "GraphGrowth",
     "GraphKey",
+    "HostSlots",
     "GraphPrice",
     "Graphed",
     "HYSTERESIS",
@@ -196,6 +197,7 @@ _HOMES = {
     "ShadowOwner": "ostinato.runtime.qualify",
     "SizeChange": "ostinato.runtime.planning",
     "SizeSuggestion": "ostinato.runtime.planning",
+    "HostSlots": "ostinato.runtime.buffers",
     "Slot": "ostinato.runtime.buffers",
     "StepRun": "ostinato.runtime.dispatch",
     "StepsToTime": "ostinato.runtime.dispatch",

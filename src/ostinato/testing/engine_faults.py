@@ -20,6 +20,7 @@ from ostinato.engine.attention import AttentionMetadata, torch_backend
 from ostinato.engine.attention.torch_decode import attend_uniform
 from ostinato.engine.execution.batch_writer import BatchWriter
 from ostinato.engine.kvcache import LayerCache
+from ostinato.runtime import HostSlots
 from ostinato.runtime.nest import map_tensors
 from ostinato.runtime.runners import BreakStep
 
@@ -43,7 +44,7 @@ def baked_page_count() -> Iterator[None]:
     seen = SimpleNamespace(pages=1)
     write = BatchWriter.write
 
-    def noting(self: BatchWriter, host: dict[str, Tensor], batch: Any) -> Any:
+    def noting(self: BatchWriter, host: HostSlots, batch: Any) -> Any:
         seen.pages = max(len(item.request.pages) for item in batch.items)
         return write(self, host, batch)
 
@@ -67,7 +68,7 @@ def stray_padded_rows(slot: Callable[[Mapping[str, Tensor]], int] | None = None)
     """
     write = BatchWriter.write
 
-    def stray(self: BatchWriter, host: dict[str, Tensor], batch: Any) -> Any:
+    def stray(self: BatchWriter, host: HostSlots, batch: Any) -> Any:
         to_build = write(self, host, batch)
         host["slot_mapping"][batch.num_tokens :] = int(host["slot_mapping"][0]) if slot is None else slot(host)
         return to_build

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ostinato.engine.execution.sampling_writer import SamplingWriter
 from ostinato.engine.paging import pages_for
@@ -19,6 +18,7 @@ from ostinato.engine.request import Request
 from ostinato.engine.sampling import RowToBuild
 from ostinato.engine.scheduler import DecodeRows, Roster, ScheduledBatch
 from ostinato.errors import PageIntegrityError
+from ostinato.runtime import HostSlots
 
 __all__ = ["BatchWriter"]
 
@@ -47,7 +47,7 @@ class BatchWriter:
         self._known: tuple[Roster, _Ints] | None = None  # the decodes of the last batch, and their rows
         self._sampling = SamplingWriter(max_num_reqs=max_num_reqs, seed=seed)
 
-    def write(self, host: dict[str, Tensor], batch: ScheduledBatch) -> list[RowToBuild]:
+    def write(self, host: HostSlots, batch: ScheduledBatch) -> list[RowToBuild]:
         """Fill ``host``, tensors of the slots at the padded sizes (see `batch_slots`).
 
         Returns:
@@ -56,7 +56,7 @@ class BatchWriter:
         Raises:
             PageIntegrityError: a token has no page.
         """
-        arrays = {name: tensor.numpy() for name, tensor in host.items()}
+        arrays = host.arrays
         num_reqs, num_tokens = batch.num_reqs, batch.num_tokens
         table_rows, starts, lengths, token_ids, sources = self._columns(batch)
         ends = starts + lengths

@@ -8,7 +8,7 @@ twice (an interrupt, a failure) finds one token too many and has the row built a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -50,7 +50,7 @@ class SamplingWriter:
 
     def write(
         self,
-        arrays: dict[str, NDArray[Any]],
+        arrays: Mapping[str, NDArray[Any]],
         requests: Sequence[Request],
         rows: NDArray[np.int64],
         ends: NDArray[np.int64],

@@ -16,11 +16,11 @@ class HostCopy:
     """The values that ``tensor`` has at this point of the current stream, whatever is written to it later."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._event: torch.cuda.Event | None = None
+        self._event: torch.Event | None = None
         if tensor.is_cuda:
             self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self._host.copy_(tensor, non_blocking=True)
-            self._event = torch.cuda.Event()
+            self._event = torch.Event(tensor.device)  # torch.cuda.Event looks the current stream up in Python
             self._event.record()
         else:
             self._host = tensor.clone()

@@ -19,7 +19,7 @@ from ostinato.engine.scheduler.decode_rows import DecodeRows, Roster
 
 __all__ = ["DecodeTable"]
 
-_BLOCK: Final = 64
+_BLOCK: Final = 128
 """Tokens that are gathered of a request at most: each read brings another share of the requests up to date."""
 
 _NOBODY: Final = 0

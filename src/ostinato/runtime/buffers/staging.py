@@ -7,12 +7,28 @@ arena itself is written and nothing is copied.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
 import torch
+from numpy.typing import NDArray
 
 from ostinato.runtime.buffers.slots import NUM_REQS, NUM_TOKENS
 from ostinato.runtime.buffers.static import Sizes, StaticBuffers
 
-__all__ = ["Staging"]
+__all__ = ["HostSlots", "Staging"]
+
+_MOST_SIZES = 4096  # whose views are kept
+
+
+class HostSlots(dict[str, torch.Tensor]):
+    """Slots on the host's side at some sizes, by name."""
+
+    @cached_property
+    def arrays(self) -> Mapping[str, NDArray[Any]]:
+        """The same memory for numpy, looked up once: a step has some ten slots. For dtypes that numpy knows."""
+        return {name: tensor.numpy() for name, tensor in self.items()}
 
 
 class Staging:
@@ -28,11 +44,13 @@ class Staging:
         self._is_host = buffers.arena.device.type == "cpu"
         num = 1 if self._is_host else depth
         self._mirrors = [self._mirror() for _ in range(num)]
-        self._pending: list[torch.cuda.Event | None] = [None] * num
-        self._views: list[dict[tuple[int, ...], dict[str, torch.Tensor]]] = [{} for _ in range(num)]
+        # Not torch.cuda.Event, which looks the current stream up in Python: four times the price.
+        self._pending: list[torch.Event | None] = [None] * num
+        self._views: list[dict[tuple[int, ...], HostSlots]] = [{} for _ in range(num)]
+        self._copies: list[dict[int, tuple[torch.Tensor, torch.Tensor]]] = [{} for _ in range(num)]  # to, from
         self._current = 0
 
-    def open(self, sizes: Sizes) -> dict[str, torch.Tensor]:
+    def open(self, sizes: Sizes) -> HostSlots:
         """Host tensors of all slots at ``sizes``, with stale contents; fill every row, tails too."""
         self._current = (self._current + 1) % len(self._mirrors)
         event = self._pending[self._current]
@@ -41,9 +59,9 @@ class Staging:
         cache = self._views[self._current]
         key = (sizes[NUM_TOKENS], sizes[NUM_REQS])
         if key not in cache:
-            if len(cache) >= 4096:
+            if len(cache) >= _MOST_SIZES:
                 cache.clear()
-            cache[key] = self._buffers.views_of(self._mirrors[self._current], sizes)
+            cache[key] = HostSlots(self._buffers.views_of(self._mirrors[self._current], sizes))
         return cache[key]
 
     def upload(self, sizes: Sizes) -> None:
@@ -51,8 +69,14 @@ class Staging:
         if self._is_host:
             return
         num_bytes = self._buffers.num_bytes_at(sizes)
-        self._buffers.arena[:num_bytes].copy_(self._mirrors[self._current][:num_bytes], non_blocking=True)
-        event = self._pending[self._current] or torch.cuda.Event()
+        copies = self._copies[self._current]
+        if num_bytes not in copies:
+            if len(copies) >= _MOST_SIZES:
+                copies.clear()
+            copies[num_bytes] = self._buffers.arena[:num_bytes], self._mirrors[self._current][:num_bytes]
+        target, source = copies[num_bytes]
+        target.copy_(source, non_blocking=True)
+        event = self._pending[self._current] or torch.Event(self._buffers.arena.device)
         event.record()
         self._pending[self._current] = event
 

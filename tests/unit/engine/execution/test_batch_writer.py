@@ -16,7 +16,7 @@ from ostinato.engine.sampling import NUM_SETTINGS, Setting
 from ostinato.engine.sampling.settings import settings_of
 from ostinato.engine.scheduler import ScheduledBatch, ScheduledRequest, Scheduler
 from ostinato.errors import PageIntegrityError
-from ostinato.runtime import Slot, Tail
+from ostinato.runtime import HostSlots, Slot, Tail
 
 PAGE_SIZE, WIDTH, STALE = 4, 5, 77
 
@@ -37,16 +37,18 @@ def declared(max_model_len: int = 20) -> dict[str, Slot]:
     return batch_slots(vocab_size=100, max_model_len=max_model_len, max_num_reqs=4, num_pages=11, page_size=PAGE_SIZE)
 
 
-def stale_host(num_tokens: int, num_reqs: int) -> dict[str, torch.Tensor]:
+def stale_host(num_tokens: int, num_reqs: int) -> HostSlots:
     """Host tensors in which a larger step has left something in every row."""
     slots = batch_slots(
         vocab_size=100, max_model_len=WIDTH * PAGE_SIZE, max_num_reqs=4, num_pages=11, page_size=PAGE_SIZE
     )
     sizes = {"num_tokens": num_tokens, "num_reqs": num_reqs}
-    return {
-        name: torch.full([slot.rows(sizes) if d is None else d for d in slot.shape], STALE, dtype=slot.dtype)
-        for name, slot in slots.items()
-    }
+    return HostSlots(
+        {
+            name: torch.full([slot.rows(sizes) if d is None else d for d in slot.shape], STALE, dtype=slot.dtype)
+            for name, slot in slots.items()
+        }
+    )
 
 
 def test_live_rows_and_tails() -> None:

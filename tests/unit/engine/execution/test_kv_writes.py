@@ -10,7 +10,7 @@ import torch
 from ostinato.engine.execution import Executor
 from ostinato.engine.request import FinishReason, Request
 from ostinato.engine.scheduler import ScheduledBatch
-from ostinato.runtime import RuntimeMode
+from ostinato.runtime import HostSlots, RuntimeMode
 
 if TYPE_CHECKING:
     from .conftest import ExecutorMaker
@@ -105,7 +105,7 @@ def test_the_check_notices_stale_slots(
     make = helpers.BatchMaker(executor)
     write = executor._writer.write
 
-    def forgetful(host: dict[str, torch.Tensor], batch: ScheduledBatch) -> None:
+    def forgetful(host: HostSlots, batch: ScheduledBatch) -> None:
         stale = host["slot_mapping"].clone()
         write(host, batch)
         host["slot_mapping"][batch.num_tokens :] = stale[batch.num_tokens :]

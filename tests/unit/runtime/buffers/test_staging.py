@@ -25,6 +25,16 @@ def test_the_host_writes_the_arena_itself():
     assert buffers.views(SIZES)["ids"].tolist() == [3] * 4
 
 
+def test_arrays_are_the_same_memory_and_are_kept():
+    _, staging = make("cpu")
+    host = staging.open(SIZES)
+    host["ids"].fill_(3)
+    assert host.arrays["ids"].tolist() == [3] * 4
+    host.arrays["ids"][:] = 5
+    assert host["ids"].tolist() == [5] * 4
+    assert staging.open(SIZES).arrays is host.arrays
+
+
 def test_sizes_go_by_name():
     _, staging = make("cpu")
     assert staging.open(SIZES)["ids"].shape == (4,)
