@@ -28,5 +28,10 @@ def graph_settings(config: EngineConfig, device_type: str) -> GraphConfig:
         outputs="view",
         guards=config.guards,
         shadow_every=config.shadow_every,
-        warm_up_runs=1 if device_type == "cpu" else 2,
+        warm_up_runs=2 if device_type == "cuda" and _compiles(config) else 1,
     )
+
+
+def _compiles(config: EngineConfig) -> bool:
+    """Whether a compiler sees the model: it may compile again in a second run, while our kernels are warm after one."""
+    return config.partition != "breakable" or config.compile != "none"

@@ -11,6 +11,7 @@ import torch
 
 from ostinato.engine.config import EngineConfig, resolve_engine_config
 from ostinato.engine.execution.memory_budget import check_weights_fit
+from ostinato.engine.execution.triton_key import begin_triton_key
 from ostinato.engine.models import DecoderModel, ModelConfig, build_model
 from ostinato.engine.text import Tokenizer
 from ostinato.engine.weights import ModelFiles, ProgressReporter, checkpoint_dtype, iter_safetensors, resolve_model
@@ -62,6 +63,8 @@ def load_model(config: EngineConfig, *, progress: ProgressReporter | None = None
         OutOfMemoryError, UnwritableCacheError: as their names say; nothing is left allocated.
     """
     device = find_device(config.device)
+    if device.type == "cuda":
+        begin_triton_key()
     files = resolve_model(config.model, load_format=config.load_format, progress=progress)
     model_config = ModelConfig.from_hf(files.config)
     is_cuda = device.type == "cuda"
