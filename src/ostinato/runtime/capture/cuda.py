@@ -33,6 +33,7 @@ from ostinato.runtime.capture.cuda_driver import count_nodes, node_names
 from ostinato.runtime.capture.externals import External, ExternalLog
 from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.generation import Generation
+from ostinato.runtime.capture.jit_watch import refusing_jit
 from ostinato.runtime.capture.watch import OpWatch
 from ostinato.runtime.nest import tensors
 from ostinato.runtime.ops import op_name
@@ -92,6 +93,7 @@ class _Opened:
         self.graph.capture_begin(pool=self.pool.handle, capture_error_mode="thread_local")
         self.mark = ExitStack()
         self.mark.enter_context(recording())
+        self.mark.enter_context(refusing_jit())
 
     def finish(self) -> None:
         """End the capture. An empty one is no fault here, so torch's warning about it is kept quiet."""

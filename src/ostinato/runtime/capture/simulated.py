@@ -21,6 +21,7 @@ from ostinato.runtime.capture.backend import BakedCall, CapturedGraph, DeviceUsa
 from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.generation import Generation
+from ostinato.runtime.capture.jit_watch import refusing_jit
 from ostinato.runtime.capture.simulated_baked import baked_call, baked_constant
 from ostinato.runtime.capture.simulated_memory import Block, ExternalMemory, SimulatedPool, poison
 from ostinato.runtime.capture.watch import FunctionWatch, OpWatch
@@ -231,6 +232,7 @@ class SimulatedBackend:
         self._recorder.recording = _Recording()
         self._recorder.forbidden = self._functions.forbidden = forbid
         self._open.enter_context(recording())
+        self._open.enter_context(refusing_jit())
         self._recorder.is_active = self._functions.is_active = True
 
     def end(self) -> CapturedGraph:
