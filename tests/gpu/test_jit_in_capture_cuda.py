@@ -1,9 +1,9 @@
-"""Real Triton kernels in a capture: a first compilation, and tuning."""
+"""Real Triton kernels in a capture: a first compilation, tuning, and work on side streams past the dispatcher."""
 
 import pytest
 import torch
 
-from ostinato.errors import JitInCaptureError
+from ostinato.errors import JitInCaptureError, UnjoinedStreamError
 from ostinato.runtime.capture import select_backend
 
 triton = pytest.importorskip("triton")
@@ -93,3 +93,27 @@ def test_the_hook_is_gone_after_it(backend):
     segment(backend, lambda: None).close()
     after = triton.knobs.runtime.jit_cache_hook if hasattr(triton, "knobs") else triton.JITFunction.cache_hook
     assert after is before
+
+
+def test_a_kernel_on_a_fork_that_is_not_joined_is_found_by_the_device_and_named(backend):
+    x, y, side = torch.ones(32, device="cuda"), torch.zeros(32, device="cuda"), torch.cuda.Stream()
+
+    def program(joins):
+        main = torch.cuda.current_stream()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            add_kernel[(1,)](x, y, 32)
+        if joins:
+            main.wait_event(side.record_event())
+
+    add_kernel[(1,)](x, y, 32)
+    torch.cuda.synchronize()
+    with pytest.raises(UnjoinedStreamError, match="not joined") as caught:
+        segment(backend, lambda: program(joins=False))
+    assert caught.value.context["streams"] == [f"stream {side.cuda_stream:#x}"]
+    assert "test_jit_in_capture_cuda.py" in caught.value.context["at"]
+    graph = segment(backend, lambda: program(joins=True))
+    y.zero_()
+    graph.replay()
+    assert y.tolist() == [2.0] * 32
+    graph.close()
