@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from ostinato.runtime.capture import select_backend
-from ostinato.testing.conformance import CaptureBackendConformance
+from ostinato.testing.conformance import CaptureBackendConformance, SideStreamConformance
 
 
-class TestSimulated(CaptureBackendConformance):
+class TestSimulated(CaptureBackendConformance, SideStreamConformance):
     @pytest.fixture
     def backend(self):
         backend = select_backend("cpu")
@@ -50,7 +50,7 @@ class TestSimulated(CaptureBackendConformance):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-class TestCuda(CaptureBackendConformance):
+class TestCuda(CaptureBackendConformance, SideStreamConformance):
     @pytest.fixture
     def backend(self):
         backend = select_backend("cuda")

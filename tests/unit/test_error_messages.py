@@ -415,8 +415,8 @@ CASES: dict[type[errors.OstinatoError], Parts] = {
     ),
     errors.UnjoinedStreamError: Parts(
         provoke=stream_that_was_not_forked,
-        what="aten::add runs on a stream that was not forked",
-        where={"op": "aten::add", "at": HERE},
+        what="aten::add runs on a stream, which was not forked",
+        where={"op": "aten::add", "stream": "a stream", "at": HERE},
         fix=r"call side\.wait_stream",
     ),
     errors.AddressChangedError: Parts(

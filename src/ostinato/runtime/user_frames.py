@@ -1,4 +1,4 @@
-"""Where in the user's code something happened: the innermost frame outside torch and this package's runtime.
+"""Where in the user's code something happened: the innermost frame outside torch, Triton and this package's runtime.
 
 For error messages: an op that is refused deep in a capture stands in somebody's model.
 """
@@ -11,9 +11,11 @@ from types import FrameType
 
 __all__ = ["raising_frame", "user_frame"]
 
+_OTHERS = ("torch.", "triton.", "ostinato.runtime.", "contextlib", "functools")
+
 
 def user_frame() -> str:
-    """``file:line`` of the innermost frame outside torch and this package's runtime."""
+    """``file:line`` of the innermost frame outside torch, Triton and this package's runtime."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if _is_users(frame):
@@ -33,4 +35,4 @@ def raising_frame(error: BaseException) -> str:
 
 def _is_users(frame: FrameType) -> bool:
     module = frame.f_globals.get("__name__", "")
-    return not (module == "torch" or module.startswith(("torch.", "ostinato.runtime.", "contextlib", "functools")))
+    return not (module in ("torch", "triton") or module.startswith(_OTHERS))

@@ -24,7 +24,6 @@ from ostinato.errors import (
     DeviceUnavailableError,
     HostSyncError,
     NestedCaptureError,
-    UnjoinedStreamError,
 )
 from ostinato.runtime.breaks import recording
 from ostinato.runtime.capture.backend import BakedCall, CapturedGraph, DeviceUsage, GraphStep, PoolMemory
@@ -33,6 +32,8 @@ from ostinato.runtime.capture.cuda_driver import count_nodes, node_names
 from ostinato.runtime.capture.externals import External, ExternalLog
 from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.generation import Generation
+from ostinato.runtime.capture.jit_watch import refusing_jit
+from ostinato.runtime.capture.streams import StreamWatch, cuda_streams, not_forked, unjoined
 from ostinato.runtime.capture.watch import OpWatch
 from ostinato.runtime.nest import tensors
 from ostinato.runtime.ops import op_name
@@ -92,6 +93,7 @@ class _Opened:
         self.graph.capture_begin(pool=self.pool.handle, capture_error_mode="thread_local")
         self.mark = ExitStack()
         self.mark.enter_context(recording())
+        self.mark.enter_context(refusing_jit())
 
     def finish(self) -> None:
         """End the capture. An empty one is no fault here, so torch's warning about it is kept quiet."""
@@ -147,11 +149,12 @@ def _nothing() -> None:
 
 
 class _Watch(OpWatch):
-    """Also notes which memory the ops of a session's segments have produced, by address."""
+    """Also notes which memory the ops of a session's segments have produced, by address, and on which stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, streams: StreamWatch | None = None) -> None:
         super().__init__("cuda")
         self.produced: set[int] = set()
+        self._streams = streams
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -159,28 +162,26 @@ class _Watch(OpWatch):
         return True
 
     def execute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._check_stream(func, args, kwargs)
+        uses_device = self._uses_device(args, kwargs)
+        if uses_device and not torch.cuda.is_current_stream_capturing():
+            # it would run now, and no replay would run it again
+            raise not_forked(op_name(func), "a stream" if self._streams is None else self._streams.current_name())
         result = func(*args, **kwargs)
         given = {t.untyped_storage().data_ptr(): t for t in tensors((args, kwargs))}
         for address, tensor in given.items():
             if address not in self.produced:
                 self.note_external(tensor, op_name(func))
-        self.produced |= {t.untyped_storage().data_ptr() for t in tensors(result)} - given.keys()
+        fresh = {t.untyped_storage().data_ptr() for t in tensors(result)} - given.keys()
+        self.produced |= fresh
+        if uses_device and self._streams is not None:
+            self._streams.note_op(func, has_fresh_result=bool(fresh))
         return result
 
-    def _check_stream(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Refuse device work on a stream outside the capture: it would run now, and no replay would run it again."""
+    def _uses_device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         device = kwargs.get("device")
-        uses_device = (device is not None and torch.device(device).type == self._device_type) or any(
+        return (device is not None and torch.device(device).type == self._device_type) or any(
             tensor.device.type == self._device_type for tensor in tensors((args, kwargs))
         )
-        if uses_device and not torch.cuda.is_current_stream_capturing():
-            raise UnjoinedStreamError(
-                f"{op_name(func)} runs on a stream that was not forked from the capturing one",
-                fix="call side.wait_stream(torch.cuda.current_stream()) in the same segment, after every break anew",
-                op=op_name(func),
-                at=user_frame(),
-            )
 
 
 class _BorrowedMemory:
@@ -215,7 +216,8 @@ class CudaBackend:
         self.device = torch.device("cuda", index)
         self._shared = _shared(index)
         self.generation = Generation()
-        self._watch = _Watch()
+        self._streams = StreamWatch(cuda_streams())
+        self._watch = _Watch(self._streams)
         self._open: _Opened | None = None
         self._session_thread: int | None = None
         self._num_graphs = 0
@@ -244,7 +246,7 @@ class CudaBackend:
         stream = self._shared.stream
         stream.wait_stream(caller)
         try:
-            with torch.cuda.stream(stream), self._watch:
+            with torch.cuda.stream(stream), self._watch, self._streams.session():
                 try:
                     yield
                 except RuntimeError as error:
@@ -267,6 +269,7 @@ class CudaBackend:
         if self._open is not None or torch.cuda.is_current_stream_capturing():
             raise NestedCaptureError("a segment is open already on this thread", fix="end it before beginning another")
         self._open = _Opened(self._shared)
+        self._streams.begin()
         self._watch.forbidden = forbid
         self._watch.is_active = True
 
@@ -275,16 +278,16 @@ class CudaBackend:
         opened = self._take_open()
         if opened is None:
             raise CaptureError("end() without begin()", fix="begin a segment first")
+        refused = self._streams.check_end()
+        if refused is not None:
+            self._discard(opened)
+            raise refused
         try:
             opened.finish()
         except RuntimeError as error:
             self._recover(opened)
             if "unjoined" in str(error):  # cudaErrorStreamCaptureUnjoined
-                raise UnjoinedStreamError(
-                    "a stream was forked in the capture and not joined to it again",
-                    fix="end the side stream's work with torch.cuda.current_stream().wait_stream(side), in the segment",
-                    at=user_frame(),
-                ) from error
+                raise unjoined(self._streams.suspects()) from error
             raise CaptureError("the device had invalidated the capture", at=user_frame()) from error
         num_nodes = count_nodes(opened.graph.raw_cuda_graph())
         if num_nodes:
@@ -296,14 +299,8 @@ class CudaBackend:
     def abort(self) -> None:
         """See `CaptureBackend.abort`."""
         opened = self._take_open()
-        if opened is None:
-            return
-        try:
-            opened.finish()
-        except RuntimeError:  # the device had invalidated the capture: the caller has the first error
-            self._recover(opened)
-        else:
-            opened.reset()
+        if opened is not None:
+            self._discard(opened)
 
     def has_made(self, tensor: torch.Tensor) -> bool:
         """See `CaptureBackend.has_made`."""
@@ -355,8 +352,22 @@ class CudaBackend:
         opened, self._open = self._open, None
         if opened is not None:
             self._watch.is_active = False
+            self._streams.close()
             opened.mark.close()
         return opened
+
+    def _discard(self, opened: _Opened) -> None:
+        """Throw a capture away. Its forks are joined before, so that it ends valid and leaves nothing to recover."""
+        with torch.cuda.stream(self._shared.stream):
+            with suppress(RuntimeError):  # a capture that is invalid takes no join
+                for fork in self._streams.forks():
+                    self._shared.stream.wait_stream(fork.stream)
+            try:
+                opened.finish()
+            except RuntimeError:  # the device had invalidated the capture: the caller has the first error
+                self._recover(opened)
+            else:
+                opened.reset()
 
     def _recover(self, opened: _Opened) -> None:
         """After an invalidated capture, make the allocators, the stream and the generators usable again."""

@@ -3,7 +3,8 @@
 A wrong program must be as wrong here as on a GPU. So a recording follows no new input address, its
 intermediates are recycled by later captures, memory whose owner has died reads as poison, and what CUDA
 refuses in a capture is refused with the same typed error. What it cannot see: kernels that bypass the
-dispatcher (ctypes), and `.to("cpu")`, which on a CPU is no copy. Time on it says nothing about a GPU.
+dispatcher (ctypes), and `.to("cpu")`, which on a CPU is no copy. Streams are those of `torch.cpu`: they order nothing,
+but must fork and join as on a GPU. Time on it says nothing about a GPU.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from ostinato.runtime.capture.backend import BakedCall, CapturedGraph, DeviceUsa
 from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.generation import Generation
+from ostinato.runtime.capture.jit_watch import refusing_jit
 from ostinato.runtime.capture.simulated_baked import baked_call, baked_constant
 from ostinato.runtime.capture.simulated_memory import Block, ExternalMemory, SimulatedPool, poison
+from ostinato.runtime.capture.streams import StreamWatch, cpu_streams, not_forked
 from ostinato.runtime.capture.watch import FunctionWatch, OpWatch
 from ostinato.runtime.nest import map_tensors, tensors
 from ostinato.runtime.ops import UNINITIALISED_OPS, op_name, written_tensors
@@ -99,8 +102,9 @@ class SimulatedGraph:
 class _Recorder(OpWatch):
     """Executes each op, moves fresh results into the pool, and notes how to do it again."""
 
-    def __init__(self, pool: SimulatedPool, externals: dict[int, ExternalMemory]) -> None:
+    def __init__(self, pool: SimulatedPool, externals: dict[int, ExternalMemory], streams: StreamWatch) -> None:
         super().__init__("cpu")
+        self._streams = streams
         self._pool = pool
         self._known_externals = externals
         self.recording = _Recording()
@@ -108,8 +112,10 @@ class _Recorder(OpWatch):
         """Blocks that ops of this session have written."""
 
     def execute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = func(*args, **kwargs)
         name = op_name(func)
+        if not self._streams.is_forked():
+            raise not_forked(name, self._streams.current_name())
+        result = func(*args, **kwargs)
         if name in _HOST_CONSTANT_OPS:
             # torch.tensor(...) on the host: a GPU bakes the value into kernel parameters, so it never dies.
             for tensor in tensors(result):
@@ -135,6 +141,7 @@ class _Recorder(OpWatch):
             return program
 
         handed = map_tensors(result, hand_out)
+        self._streams.note_op(func, has_fresh_result=bool(fresh))
         if name in UNINITIALISED_OPS:
             for _, recorded in fresh:
                 poison(recorded.untyped_storage())
@@ -194,6 +201,7 @@ class SimulatedBackend:
         self._pool = SimulatedPool()
         self._externals: dict[int, ExternalMemory] = {}
         self._recorder: _Recorder | None = None
+        self._streams = StreamWatch(cpu_streams())
         self._functions = FunctionWatch(self.device.type)
         self._open = ExitStack()
         self._num_graphs = 0
@@ -210,9 +218,9 @@ class SimulatedBackend:
             raise ClosedError("this capture backend was closed", fix="make a new one")
         if self._recorder is not None:
             raise NestedCaptureError("a plan is being captured already", fix="capture one callable at a time")
-        self._recorder = _Recorder(self._pool, self._externals)
+        self._recorder = _Recorder(self._pool, self._externals, self._streams)
         try:
-            with self._recorder, self._functions:
+            with self._recorder, self._functions, self._streams.session():
                 try:
                     yield
                 finally:
@@ -231,6 +239,8 @@ class SimulatedBackend:
         self._recorder.recording = _Recording()
         self._recorder.forbidden = self._functions.forbidden = forbid
         self._open.enter_context(recording())
+        self._open.enter_context(refusing_jit())
+        self._streams.begin()
         self._recorder.is_active = self._functions.is_active = True
 
     def end(self) -> CapturedGraph:
@@ -238,6 +248,10 @@ class SimulatedBackend:
         recorder = self._recorder
         if recorder is None or not recorder.is_active:
             raise CaptureError("end() without begin()", fix="begin a segment first")
+        refused = self._streams.check_end()
+        if refused is not None:
+            self.abort()
+            raise refused
         self._stop(recorder)
         self._num_graphs += 1
         graph = SimulatedGraph(recorder.recording, self._count_closed)
@@ -289,6 +303,7 @@ class SimulatedBackend:
 
     def _stop(self, recorder: _Recorder) -> None:
         recorder.is_active = self._functions.is_active = False
+        self._streams.close()
         self._open.close()
 
     def _count_closed(self) -> None:

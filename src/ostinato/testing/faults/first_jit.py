@@ -74,8 +74,9 @@ FIRST_JIT = Fault(
     row=18,
     title="JIT, autotune or module load during capture",
     source="PyTorch docs",
-    protection="`jit_mark` refuses a first compilation in a capture; warm-up runs every key before any is captured",
-    cost="a set look-up a mark",
+    protection="`jit_mark` refuses a first compilation in a capture, and Triton is asked to tell of any other; warm-up "
+    "runs every key before any is captured",
+    cost="a set look-up a mark; Triton's hook is in place at capture alone",
     caught_by=JitInCaptureError,
     caught_when_traced=JitInCaptureError,
     plant=Plant(

@@ -1,6 +1,6 @@
 """Row 20: work on a side stream that is forked and not joined, or not forked at all in this segment.
 
-There are no streams on a CPU, so only a GPU shows it.
+Streams of `torch.cpu` order nothing, so only on a GPU does the program without protection go wrong.
 """
 
 from __future__ import annotations
@@ -15,22 +15,25 @@ __all__ = ["SIDE_STREAM"]
 
 
 class _Overlapped:
-    """Doubles on a side stream while the main one goes on."""
+    """Doubles on a side stream while the main one goes on. It forks by `wait_stream` and joins by an event."""
 
     def __init__(self, device: str, *, forks: bool, joins: bool) -> None:
-        self._side = torch.cuda.Stream(device)
+        self._streams = torch.get_device_module(device)
+        self._side = self._streams.Stream()
         self._forks = forks
         self._joins = joins
         self.doubled = torch.zeros(4, device=device)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        main = torch.cuda.current_stream()
+        main = self._streams.current_stream()
         if self._forks:
             self._side.wait_stream(main)
-        with torch.cuda.stream(self._side):
-            torch.mul(x, 2, out=self.doubled)
+        with self._streams.stream(self._side):
+            torch.mul(x, 2, out=self.doubled[: x.shape[0]])
         if self._joins:
-            main.wait_stream(self._side)
+            done = self._streams.Event()
+            done.record(self._side)
+            main.wait_event(done)
         return x + 1
 
 
@@ -38,7 +41,7 @@ def _capture(device: str, *, forks: bool, joins: bool) -> None:
     program = _Overlapped(device, forks=forks, joins=joins)
     with Graphed(program, example=(torch.ones(4, device=device),), config=GraphConfig(sizes=(4,))) as graphed:
         graphed.warm_up()
-        torch.cuda.synchronize()
+        torch.get_device_module(device).synchronize()
         graphed.capture()
 
 
@@ -76,11 +79,11 @@ SIDE_STREAM = Fault(
     row=20,
     title="a side stream forked and not joined, or joined only by events, or used after a break without a new fork",
     source="vllm#56785, SGLang source",
-    protection="each op of a capture must run on a stream that belongs to it; what the device finds unjoined at the "
-    "end of a segment is named",
-    cost="one question to the driver an op, at capture alone; kernels launched by hand are not seen",
+    protection="forks and joins are followed through `wait_stream`, events and chains; at a segment's end a stream "
+    "with work left is named with the line that forked it, and so is one that was never forked",
+    cost="one question to the driver an op and a wait, at capture alone; of kernels launched by hand and waits in C++ "
+    "the device tells, and all forks are named",
     caught_by=UnjoinedStreamError,
-    devices=("cuda",),
     control_device="cuda",
     plant=Plant(protected=_protected, unprotected=_unprotected),
 )

@@ -1,0 +1,282 @@
+"""Sees how streams wait for each other in a capture, and refuses a side stream that is not joined again, by its name.
+
+Installed for a session by wrapping the methods of torch's stream and event classes, which have no other hook that can
+be taken off again. Both backends use it, so that one rule holds: on a GPU for `torch.cuda`, when simulated for the
+streams of `torch.cpu`, which exist for device-agnostic code and do nothing. The device keeps the last word: waits by
+C++ or by plain `torch.Stream` objects, and kernels launched past the dispatcher, are seen by their effect alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ostinato.errors import UnjoinedStreamError
+from ostinato.runtime.capture.forks import Fork, ForkLog
+from ostinato.runtime.ops import UNINITIALISED_OPS, op_name
+from ostinato.runtime.user_frames import user_frame
+
+__all__ = ["StreamApi", "StreamWatch", "cpu_streams", "cuda_streams", "not_forked", "unjoined"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamApi:
+    """One device type's streams, as torch gives them to programs."""
+
+    stream_class: type
+    event_class: type
+    current: Callable[[], Any]
+    is_capturing: Callable[[Any], bool] | None
+    """Asks the device; None where there is none and the book-keeping alone decides."""
+
+    def key(self, stream: Any) -> Hashable:
+        """Equal for two objects of one stream."""
+        stream_id = getattr(stream, "stream_id", None)
+        return id(stream) if stream_id is None else (stream.device_index, stream_id)
+
+    def name(self, stream: Any) -> str:
+        """The device's handle, which profilers show too; the object's address where there is no device."""
+        handle = getattr(stream, "cuda_stream", None)
+        if handle is None and hasattr(stream, "stream_id"):
+            return f"stream id {stream.stream_id:#x}"
+        return f"stream {id(stream) if handle is None else handle:#x}"
+
+
+def cuda_streams() -> StreamApi:
+    """Those of `torch.cuda`."""
+    return StreamApi(
+        stream_class=torch.cuda.Stream,
+        event_class=torch.cuda.Event,
+        current=torch.cuda.current_stream,
+        is_capturing=_is_capturing,
+    )
+
+
+def cpu_streams() -> StreamApi:
+    """Those of `torch.cpu`."""
+    return StreamApi(
+        stream_class=torch.cpu.Stream, event_class=torch.cpu.Event, current=torch.cpu.current_stream, is_capturing=None
+    )
+
+
+def _is_capturing(stream: Any) -> bool:
+    with torch.cuda.stream(stream):
+        return torch.cuda.is_current_stream_capturing()
+
+
+class StreamWatch:
+    """Keeps a `ForkLog` of what this thread does with streams. One per backend."""
+
+    def __init__(self, api: StreamApi) -> None:
+        self._api = api
+        self._log = ForkLog()
+        self._thread: int | None = None
+        self._is_inside = False  # a method of ours calls others of ours
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Watch this thread. The caller holds the process's only session (see `OpWatch`)."""
+        stream, event = self._api.stream_class, self._api.event_class
+        wrapped = (
+            (stream, "wait_stream", self._wait_stream),
+            (stream, "wait_event", self._wait_event),
+            (stream, "record_event", self._record_event),
+            (event, "record", self._record),
+            (event, "wait", self._wait),
+        )
+        originals = [(owner, name, getattr(owner, name)) for owner, name, _ in wrapped]
+        self._thread = threading.get_ident()
+        self._log.clear()
+        for owner, name, wrap in wrapped:
+            setattr(owner, name, wrap(getattr(owner, name)))
+        try:
+            yield
+        finally:
+            for owner, name, original in originals:
+                setattr(owner, name, original)
+            self._thread = None
+            self._log.clear()
+
+    def begin(self) -> None:
+        """A segment begins on the current stream."""
+        self._log.open(self._api.key(self._api.current()))
+
+    def close(self) -> None:
+        """The segment is over; `forks` still tells of it."""
+        self._log.close()
+
+    def forks(self) -> list[Fork]:
+        """The side streams of the segment, first fork first."""
+        return self._log.forks()
+
+    def suspects(self) -> list[Fork]:
+        """Which of them the device may have meant, when it found unjoined work."""
+        return self._log.suspects()
+
+    def is_forked(self) -> bool:
+        """Whether the current stream is of the open segment, as far as was seen."""
+        return self._log.has(self._api.key(self._api.current()))
+
+    def current_name(self) -> str:
+        """What errors call the current stream."""
+        return self._api.name(self._api.current())
+
+    def note_op(self, func: Any, *, has_fresh_result: bool) -> None:
+        """An op of the open segment ran on the current stream. Views and uninitialised memory are no work."""
+        stream = self._api.current()
+        key = self._api.key(stream)
+        if not self._log.has(key):  # the device says that it captures, and no wait was seen
+            self._adopt(stream)
+        if func._schema.is_mutable or (has_fresh_result and op_name(func) not in UNINITIALISED_OPS):
+            self._log.work(key)
+
+    def check_end(self) -> UnjoinedStreamError | None:
+        """The error of a segment that ends now on the current stream, if what was seen of it decides that."""
+        if self._log.is_complete and (forks := self._log.unjoined()):
+            return unjoined(forks)
+        if self._api.key(self._api.current()) != self._log.origin:
+            return UnjoinedStreamError(
+                f"the segment ends while {self.current_name()} is the current one, not the stream that it began on",
+                fix="leave the side stream, and join it, before the break or the end",
+                stream=self.current_name(),
+                at=user_frame(),
+            )
+        return None
+
+    def _fork(self, stream: Any) -> Fork:
+        return Fork(stream=stream, name=self._api.name(stream), parent="a stream that was not seen", at=user_frame())
+
+    def _adopt(self, stream: Any) -> None:
+        """Something unseen has made ``stream`` a part of the segment, or made it wait."""
+        self._log.is_complete = False
+        key = self._api.key(stream)
+        if not self._log.has(key):
+            self._log.adopt(key, self._fork(stream))
+
+    def _runs_inside(self, original: Callable[..., Any], *args: Any) -> Any:
+        self._is_inside = True
+        try:
+            return original(*args)
+        finally:
+            self._is_inside = False
+
+    def _is_watched(self) -> bool:
+        return not self._is_inside and self._thread == threading.get_ident()
+
+    def _note_record(self, event: Any, stream: Any) -> None:
+        self._log.record(event, self._api.key(stream), self._api.name(stream))
+
+    def _wait_for(self, stream: Any, event: Any, wait: Callable[[], Any]) -> Any:
+        """Let ``stream`` wait for ``event`` by ``wait``, and note it."""
+        key, is_device = self._api.key(stream), self._api.is_capturing is not None
+        if self._log.is_foreign(event, key) and not is_device:
+            raise self._foreign(stream)
+        try:
+            result = wait()
+        except RuntimeError as error:
+            if self._log.is_foreign(event, key) or (self._log.has(key) and not self._log.is_known(event)):
+                raise self._foreign(stream) from error
+            raise
+        if not self._log.is_open or self._log.is_foreign(event, key) or not self._has_joined(stream):
+            return result
+        if self._log.is_known(event):
+            self._log.wait(event, key, self._fork(stream))
+        elif is_device:  # recorded where nobody looked; without a device: never, hence there is nothing to wait for
+            self._adopt(stream)
+        return result
+
+    def _has_joined(self, stream: Any) -> bool:
+        """An event made with ``external=True`` becomes a node of the graph, and draws no stream into the capture."""
+        return self._api.is_capturing is None or self._api.is_capturing(stream)
+
+    def _foreign(self, stream: Any) -> UnjoinedStreamError:
+        name = self._api.name(stream)
+        return UnjoinedStreamError(
+            f"{name} waits across the border of a segment: for work that was not recorded in the same one",
+            fix="fork and join in one segment, after every break anew; wait for other work in a @graph_break function",
+            stream=name,
+            at=user_frame(),
+        )
+
+    # What takes the place of torch's methods. Each passes through for other threads, and inside of one another.
+
+    def _wait_stream(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wait_stream(stream: Any, other: Any) -> Any:
+            if not self._is_watched():
+                return original(stream, other)
+            event = object()  # stands for the one that torch makes inside
+            self._note_record(event, other)
+            return self._wait_for(stream, event, lambda: self._runs_inside(original, stream, other))
+
+        return wait_stream
+
+    def _wait_event(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wait_event(stream: Any, event: Any) -> Any:
+            if not self._is_watched():
+                return original(stream, event)
+            return self._wait_for(stream, event, lambda: self._runs_inside(original, stream, event))
+
+        return wait_event
+
+    def _record_event(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def record_event(stream: Any, *event: Any, **named: Any) -> Any:
+            if not self._is_watched():
+                return original(stream, *event, **named)
+            recorded = self._runs_inside(lambda: original(stream, *event, **named))
+            if recorded is None:  # torch.cpu gives none; with one, a join by it can be told from a forgotten one
+                recorded = self._api.event_class()
+            self._note_record(recorded, stream)
+            return recorded
+
+        return record_event
+
+    def _record(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def record(event: Any, stream: Any = None) -> Any:
+            if not self._is_watched():
+                return original(event, stream)
+            result = self._runs_inside(original, event, stream)
+            self._note_record(event, self._api.current() if stream is None else stream)
+            return result
+
+        return record
+
+    def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(event: Any, stream: Any = None) -> Any:
+            if not self._is_watched():
+                return original(event, stream)
+            waiting = self._api.current() if stream is None else stream
+            return self._wait_for(waiting, event, lambda: self._runs_inside(original, event, stream))
+
+        return wait
+
+
+def unjoined(forks: list[Fork]) -> UnjoinedStreamError:
+    """The error of a segment whose side streams ``forks`` have work that nobody waits for; empty: none was seen."""
+    if not forks:
+        return UnjoinedStreamError(
+            "a stream was forked in the capture and not joined to it again",
+            fix="end the side stream's work with torch.cuda.current_stream().wait_stream(side), in the segment",
+            at=user_frame(),
+        )
+    return UnjoinedStreamError(
+        f"forked in the capture and not joined to it again: {', '.join(map(str, forks))}",
+        fix="after the side stream's last work, in the segment: current_stream().wait_stream(side)",
+        streams=[fork.name for fork in forks],
+        at=forks[0].at,
+    )
+
+
+def not_forked(op: str, name: str) -> UnjoinedStreamError:
+    """The error of an op on stream ``name``, which the open segment does not have."""
+    return UnjoinedStreamError(
+        f"{op} runs on {name}, which was not forked from the capturing stream",
+        fix="call side.wait_stream(current_stream()) in the same segment, after every break anew",
+        op=op,
+        stream=name,
+        at=user_frame(),
+    )

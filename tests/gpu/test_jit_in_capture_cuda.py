@@ -1,0 +1,119 @@
+"""Real Triton kernels in a capture: a first compilation, tuning, and work on side streams past the dispatcher."""
+
+import pytest
+import torch
+
+from ostinato.errors import JitInCaptureError, UnjoinedStreamError
+from ostinato.runtime.capture import select_backend
+
+triton = pytest.importorskip("triton")
+import triton.language as tl  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+@triton.jit
+def add_kernel(x, y, n: tl.constexpr):
+    at = tl.arange(0, n)
+    tl.store(y + at, tl.load(x + at) + 1)
+
+
+@triton.autotune(configs=[triton.Config({}, num_warps=w) for w in (1, 2)], key=["rows"])
+@triton.jit
+def tuned_kernel(x, y, rows, n: tl.constexpr):
+    at = tl.arange(0, n)
+    tl.store(y + at, tl.load(x + at) + rows)
+
+
+@pytest.fixture
+def backend():
+    backend = select_backend("cuda")
+    with torch.no_grad():
+        yield backend
+    backend.close()
+
+
+def segment(backend, fn):
+    with backend.phase(), backend.session():
+        backend.begin()
+        fn()
+        return backend.end()
+
+
+def is_as_new(backend, launch, y, expected):
+    """The kernel that was refused runs, is captured then, and replays."""
+    launch()
+    torch.cuda.synchronize()
+    graph = segment(backend, launch)
+    y.zero_()
+    graph.replay()
+    assert y.tolist() == [expected] * y.numel()
+    graph.close()
+
+
+def test_a_first_compilation_is_refused_by_its_name(backend):
+    x, y = torch.ones(32, device="cuda"), torch.zeros(32, device="cuda")
+
+    def launch():
+        add_kernel[(1,)](x, y, 32)
+
+    with pytest.raises(JitInCaptureError, match="add_kernel") as caught:
+        segment(backend, launch)
+    assert "test_jit_in_capture_cuda.py" in caught.value.context["at"]
+    is_as_new(backend, launch, y, 2.0)
+
+
+def test_another_specialisation_is_a_first_compilation_too(backend):
+    x, y = torch.ones(64, device="cuda"), torch.zeros(64, device="cuda")
+    add_kernel[(1,)](x, y, 16)
+    with pytest.raises(JitInCaptureError, match="add_kernel"):
+        segment(backend, lambda: add_kernel[(1,)](x, y, 64))
+    is_as_new(backend, lambda: add_kernel[(1,)](x, y, 64), y, 2.0)
+
+
+def test_tuning_is_refused_even_with_all_kernels_compiled(backend):
+    x, y = torch.ones(32, device="cuda"), torch.zeros(32, device="cuda")
+
+    def launch(rows):
+        tuned_kernel[(1,)](x, y, rows, 32)
+
+    with pytest.raises(JitInCaptureError, match="tuned_kernel"):
+        segment(backend, lambda: launch(3))
+    is_as_new(backend, lambda: launch(3), y, 4.0)
+    with pytest.raises(JitInCaptureError, match="'tuned_kernel' would tune itself"):
+        segment(backend, lambda: launch(5))  # an integer of the same specialisation, and another key of the tuner
+    is_as_new(backend, lambda: launch(5), y, 6.0)
+
+
+def test_the_hook_is_gone_after_it(backend):
+    before = triton.knobs.runtime.jit_cache_hook if hasattr(triton, "knobs") else triton.JITFunction.cache_hook
+    segment(backend, lambda: None).close()
+    after = triton.knobs.runtime.jit_cache_hook if hasattr(triton, "knobs") else triton.JITFunction.cache_hook
+    assert after is before
+
+
+def test_a_kernel_on_a_fork_that_is_not_joined_is_found_by_the_device_and_named(backend):
+    x, y, side = torch.ones(32, device="cuda"), torch.zeros(32, device="cuda"), torch.cuda.Stream()
+
+    def program(joins):
+        main = torch.cuda.current_stream()
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            add_kernel[(1,)](x, y, 32)
+        if joins:
+            main.wait_event(side.record_event())
+
+    add_kernel[(1,)](x, y, 32)
+    torch.cuda.synchronize()
+    with pytest.raises(UnjoinedStreamError, match="not joined") as caught:
+        segment(backend, lambda: program(joins=False))
+    assert caught.value.context["streams"] == [f"stream {side.cuda_stream:#x}"]
+    assert "test_jit_in_capture_cuda.py" in caught.value.context["at"]
+    graph = segment(backend, lambda: program(joins=True))
+    y.zero_()
+    graph.replay()
+    assert y.tolist() == [2.0] * 32
+    graph.close()

@@ -1,0 +1,162 @@
+"""What the watch of streams does where a device has the last word: streams and events that tell what a GPU would."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ostinato.errors import UnjoinedStreamError
+from ostinato.runtime.capture.streams import StreamApi, StreamWatch, unjoined
+
+ADD = torch.ops.aten.add.Tensor
+
+
+class Device:
+    """Who captures, by stream; what a wait for an event of elsewhere raises."""
+
+    def __init__(self):
+        self.capturing = set()
+        self.current = None
+
+
+@pytest.fixture
+def device():
+    return Device()
+
+
+@pytest.fixture
+def api(device):
+    class Stream:
+        serial = 0
+
+        def __init__(self):
+            Stream.serial += 1
+            self.stream_id, self.device_index, self.cuda_stream = Stream.serial, 0, 0x10 * Stream.serial
+
+        def wait_stream(self, other):
+            self.wait_event(other.record_event())
+
+        def wait_event(self, event):
+            event.wait(self)
+
+        def record_event(self, event=None):
+            event = event or Event()
+            event.record(self)
+            return event
+
+    class Event:
+        def __init__(self, external=False):
+            self.external = external
+            self.is_captured = None
+
+        def record(self, stream=None):
+            self.is_captured = (stream or device.current).stream_id in device.capturing
+
+        def wait(self, stream=None):
+            stream = stream or device.current
+            if self.external or self.is_captured is None:
+                return
+            if self.is_captured:
+                device.capturing.add(stream.stream_id)
+            elif stream.stream_id in device.capturing:
+                raise RuntimeError("CUDA error: dependency created on uncaptured work in another stream")
+
+    return StreamApi(
+        stream_class=Stream,
+        event_class=Event,
+        current=lambda: device.current,
+        is_capturing=lambda stream: stream.stream_id in device.capturing,
+    )
+
+
+@pytest.fixture
+def segment(api, device):
+    """An open segment: its watch, and its own stream."""
+    watch = StreamWatch(api)
+    main = device.current = api.stream_class()
+    device.capturing.add(main.stream_id)
+    with watch.session():
+        watch.begin()
+        yield SimpleNamespace(watch=watch, main=main, stream=api.stream_class, event=api.event_class)
+
+
+def run(segment, device, stream):
+    device.current = stream
+    segment.watch.note_op(ADD, has_fresh_result=True)
+    device.current = segment.main
+
+
+def test_names_are_the_handles(segment, device):
+    side = segment.stream()
+    side.wait_stream(segment.main)
+    run(segment, device, side)
+    error = segment.watch.check_end()
+    assert error.context["streams"] == [f"stream {side.cuda_stream:#x}"]
+    assert "test_streams.py" in error.context["at"]
+
+
+def test_external_events_fork_nothing(segment, device):
+    event, side = segment.event(external=True), segment.stream()
+    event.record(segment.main)
+    event.wait(side)
+    assert segment.watch.forks() == []
+
+
+def test_what_the_device_refuses_is_typed(segment):
+    with pytest.raises(UnjoinedStreamError, match="across the border") as caught:
+        segment.main.wait_stream(segment.stream())
+    assert "uncaptured work" in str(caught.value.__cause__)
+
+
+def test_other_errors_of_a_wait_stay_what_they_are(segment, monkeypatch):
+    side = segment.stream()
+    event = segment.main.record_event()
+    event.is_captured = False  # the device has its own reason
+    side.wait_event(event)
+    monkeypatch.setattr(segment.event, "wait", lambda *_: (_ for _ in ()).throw(RuntimeError("lost")))
+    with pytest.raises(RuntimeError, match="lost"):
+        side.wait_event(event)
+
+
+def test_a_fork_that_nobody_saw_is_left_to_the_device_and_named_after_its_first_op(segment, device):
+    side = segment.stream()
+    device.capturing.add(side.stream_id)  # by C++
+    run(segment, device, side)
+    assert segment.watch.check_end() is None
+    (fork,) = segment.watch.suspects()
+    assert fork.name == f"stream {side.cuda_stream:#x}"
+    assert "test_streams.py" in fork.at
+    assert fork.name in unjoined(segment.watch.suspects()).message
+
+
+def test_a_join_that_nobody_saw_is_left_to_the_device(segment, device):
+    side, event = segment.stream(), segment.event()
+    side.wait_stream(segment.main)
+    run(segment, device, side)
+    event.is_captured = True  # recorded on the side stream by C++
+    segment.main.wait_event(event)
+    assert segment.watch.check_end() is None
+
+
+def test_a_fork_by_an_event_that_nobody_saw_is_named_after_its_wait(segment, device):
+    side, event, waits_in_vain = segment.stream(), segment.event(), segment.stream()
+    event.is_captured = True  # recorded by C++
+    side.wait_event(event)
+    waits_in_vain.wait_event(segment.event())  # never recorded
+    assert [fork.name for fork in segment.watch.forks()] == [f"stream {side.cuda_stream:#x}"]
+    run(segment, device, side)
+    assert segment.watch.check_end() is None
+
+
+def test_another_thread_is_not_watched(segment, device):
+    side = segment.stream()
+    thread = threading.Thread(target=lambda: side.wait_stream(segment.main))
+    thread.start()
+    thread.join()
+    assert segment.watch.forks() == []
+
+
+def test_a_device_that_names_no_stream_still_gets_the_fix():
+    error = unjoined([])
+    assert "not joined" in error.message and "wait_stream" in error.fix
