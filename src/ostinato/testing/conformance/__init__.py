@@ -1,5 +1,6 @@
 """Suites that every implementation of a Protocol must pass: subclass, give the fixture, run pytest."""
 
 from ostinato.testing.conformance.capture_backend import CaptureBackendConformance
+from ostinato.testing.conformance.shared_executables import SharedExecutablesConformance
 
-__all__ = ["CaptureBackendConformance"]
+__all__ = ["CaptureBackendConformance", "SharedExecutablesConformance"]
