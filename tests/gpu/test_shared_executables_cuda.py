@@ -147,7 +147,7 @@ def test_a_thread_that_has_not_called_cuda_yet_may_replay() -> None:
 
 @pytest.mark.parametrize("mode", ["full_and_piecewise", "piecewise"])
 def test_an_engine_gives_the_tokens_of_own_executables(tmp_path: Any, mode: str) -> None:
-    folder = write_tiny_model(tmp_path / "tiny", has_tokenizer=False)
+    folder = write_tiny_model(tmp_path / "tiny")
     prompts = [[3, 7, 11], [5] * 40, [2, 4, 6, 8, 10], [9]]
     params = [
         SamplingParams(max_tokens=n, temperature=t, seed=1, ignore_eos=True)

@@ -101,6 +101,12 @@ def _show(found: MemoryForecast, *, has_formulas: bool) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if found.executables is not None:
+        counts = found.executables
+        shared = f"{counts['shared_groups']} of them shared" if counts["shared_groups"] else "none of them shared"
+        console.print(
+            f"Measured: {counts['count']} executables of {counts['nodes']:,} nodes, {shared}.", highlight=False
+        )
     if has_formulas:
         formulas = Table("quantity", "formula", title="Formulas", title_justify="left")
         formulas.add_column("bytes", justify="right")
