@@ -97,6 +97,18 @@ class SharedExecutablesConformance(CaptureBackendConformance):
                     backend.end()
         assert backend.executables().num_executables == 2
 
+    def test_a_segment_behind_one_that_draws_may_share(self, backend: CaptureBackend) -> None:
+        x = torch.rand_like(torch.zeros(64, device=backend.device)).mul_(2)  # CUDA loads the kernels
+        with backend.phase():
+            for _ in range(2):
+                with backend.session():
+                    for work in (lambda: torch.rand_like(x), lambda: x.mul_(2)):
+                        backend.begin()
+                        work()
+                        backend.end()
+        counts = backend.executables()
+        assert (counts.num_executables, counts.num_shared_groups) == (3, 1)
+
     def test_the_last_graph_takes_the_executable_along(self, backend: CaptureBackend) -> None:
         (first, *_), (second, x, y) = self.record_sizes(backend, 8, 4)
         first.replay()
