@@ -2,10 +2,10 @@
 
 Torch keeps one executable a graph and updates none. It stays the owner of the graph itself (``keep_graph=True``).
 
-Is an update safe while a launch of the same executable runs? Updates take effect at the next launch; launches that are
-queued or running keep their parameters, and a launch is ordered behind earlier ones of the same executable on whatever
-stream. Hence no wait is needed here. Source: CUDA programming guide, "Updating Instantiated Graphs"; CUDA driver API,
-cuGraphLaunch and cuGraphExecKernelNodeSetParams.
+Is an update safe while a launch of the same executable runs? New parameters only affect launches to come, those that
+are queued or running keep theirs (CUDA driver API, cuGraphExecKernelNodeSetParams; an update is that for all nodes at
+once), and a launch is ordered behind earlier ones of the same executable on whatever stream (cuGraphLaunch). Hence
+nothing waits here. tests/gpu/test_shared_executables_cuda.py holds the device to it.
 """
 
 from __future__ import annotations
