@@ -27,6 +27,7 @@ segments() { bench segments --model $small && bench segments --model $large --se
 checks() { bench checks --model $small; }
 dispatch() { bench dispatch --model $small; }
 surface() { bench surface --model $small; }
+executables() { bench executables --model $small; }
 startup() { bench startup --model $small --modes auto && bench startup --model $small --modes auto --capture background; }
 startup_large() { bench startup --model $large --modes auto --repeats 1; }
 memory() { # three shapes: predicted, and measured on a whole engine
@@ -43,7 +44,7 @@ explain() { # what every way to run a step costs, and what is chosen
 growth() { "$python" benchmarks/growth.py --model $small --json "$out/"; }
 host() { "$python" benchmarks/host_step.py --json "$out/"; }
 
-all=(tests decode prefill memory startup qualify segments checks dispatch decode_large startup_large explain growth host surface)
+all=(tests decode prefill memory startup qualify segments checks dispatch executables decode_large startup_large explain growth host surface)
 stages=("$@") failed=()
 [ ${#stages[@]} -eq 0 ] && stages=("${all[@]}")
 for stage in "${stages[@]}"; do

@@ -4,7 +4,11 @@ import pytest
 import torch
 
 from ostinato.runtime.capture import select_backend
-from ostinato.testing.conformance import CaptureBackendConformance, SideStreamConformance
+from ostinato.testing.conformance import (
+    CaptureBackendConformance,
+    SharedExecutablesConformance,
+    SideStreamConformance,
+)
 
 
 class TestSimulated(CaptureBackendConformance, SideStreamConformance):
@@ -46,6 +50,24 @@ class TestSimulated(CaptureBackendConformance, SideStreamConformance):
         x.copy_(torch.randn(5, 37))
         graph.replay()
         assert torch.equal(y, net(x))
+
+
+class TestSimulatedThatShares(SharedExecutablesConformance):
+    @pytest.fixture
+    def backend(self):
+        backend = select_backend("cpu", shares_executables=True)
+        yield backend
+        backend.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestCudaThatShares(SharedExecutablesConformance):
+    @pytest.fixture
+    def backend(self):
+        backend = select_backend("cuda", shares_executables=True)
+        yield backend
+        backend.close()
 
 
 @pytest.mark.gpu

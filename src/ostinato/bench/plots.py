@@ -20,6 +20,7 @@ _LINES: Final[dict[str, tuple[str, str, tuple[str, ...], bool]]] = {
     "segments": ("segments", "off_us", ("callable",), True),
     "checks": ("watched", "both_us", ("callable", "guards"), False),
     "dispatch": ("sizes", "worst_percent", ("kind",), False),
+    "executables": ("nodes", "other_host_us", ("executables",), False),
     "growth": ("batch", "step_ms", ("context",), True),
     "serve": ("rate", "ttft_ms_p99", ("mode",), True),
 }
@@ -37,6 +38,8 @@ _LABELS: Final = {
     "watched": "tensors that are watched",
     "both_us": "decision and guards, us",
     "sizes": "sizes of a step",
+    "nodes": "nodes of the graphs",
+    "other_host_us": "host time of a replay after another graph's, us",
     "worst_percent": "most that a decision loses, %",
     "ttft_ms_p99": "99th percentile of time to first token, ms",
 }

@@ -29,6 +29,10 @@ _COLUMNS: Final[dict[str, tuple[str, ...]]] = {
         "kind", "sizes", "weighed", "worst_percent", "worst_at", "mean_percent", "over_percent", "order_worst_percent",
         "order_mean_percent",
     ),
+    "executables": (
+        "executables", "kind", "graphs", "segments", "num_executables", "nodes", "executable_bytes", "sizes",
+        "switches", "same_host_us", "other_host_us", "switch_host_us", "same_ms", "other_ms", "switch_ms",
+    ),
     "startup": (
         "mode", "caches", "total_s", "interpreter_s", "imports_s", "weights_s", "warm_up_s", "capture_s",
         "first_token_s", "num_graphs",

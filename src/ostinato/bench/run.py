@@ -123,5 +123,5 @@ class Run:
             torch.cuda.empty_cache()
 
 
-_OURS = frozenset({"mode", "partition", "compile", "guards", "token_sizes", "decode_sizes"})
+_OURS = frozenset({"mode", "partition", "compile", "guards", "executables", "token_sizes", "decode_sizes"})
 """Settings that a scenario compares; the others are the user's where given."""

@@ -11,6 +11,7 @@ from ostinato.cli.options import (
     Compile,
     Device,
     Dtype,
+    Executables,
     Json,
     KvTokens,
     LoadFormat,
@@ -38,6 +39,7 @@ def memory(
     mode: Mode = "auto",
     partition: Partition = "breakable",
     compiler: Compile = "none",
+    executables: Executables = "own",
     device: Device = "auto",
     dtype: Dtype = "auto",
     attention: Attention = "auto",
@@ -58,6 +60,7 @@ def memory(
         mode=mode,
         partition=partition,
         compile=compiler,
+        executables=executables,
         device=device,
         dtype=dtype,
         attention=attention,
@@ -98,6 +101,12 @@ def _show(found: MemoryForecast, *, has_formulas: bool) -> None:
         highlight=False,
         soft_wrap=True,
     )
+    if found.executables is not None:
+        counts = found.executables
+        shared = f"{counts['shared_groups']} of them shared" if counts["shared_groups"] else "none of them shared"
+        console.print(
+            f"Measured: {counts['count']} executables of {counts['nodes']:,} nodes, {shared}.", highlight=False
+        )
     if has_formulas:
         formulas = Table("quantity", "formula", title="Formulas", title_justify="left")
         formulas.add_column("bytes", justify="right")

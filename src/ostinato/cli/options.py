@@ -21,6 +21,7 @@ __all__ = [
     "Device",
     "Dispatch",
     "Dtype",
+    "Executables",
     "Json",
     "KvTokens",
     "LoadFormat",
@@ -71,6 +72,10 @@ Capture = Annotated[
 Dispatch = Annotated[
     str,
     typer.Option("--dispatch", help="Ways to run a step: auto, order or measured.", rich_help_panel=ENGINE_PANEL),
+]
+Executables = Annotated[
+    str,
+    typer.Option("--executables", help="own: one a graph; shared: one for like graphs.", rich_help_panel=ENGINE_PANEL),
 ]
 ConfigFile = Annotated[
     Path | None,

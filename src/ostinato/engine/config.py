@@ -26,6 +26,7 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "partition": ("breakable", "fx", "inductor"),
     "compile": ("none", "inductor"),
     "ownership": ("recycled", "owned"),
+    "executables": ("own", "shared"),
     "guards": ("always", "sampled", "off"),
     "capture": ("eager", "background"),
     "dispatch": ("auto", "order", "measured"),
@@ -66,6 +67,8 @@ class EngineConfig:
         ownership: of what attention is given in piecewise graphs: "recycled" lets buckets share the memory that their
             own segments rewrite at each replay; "owned" gives each bucket of each layer its own, which was 2 GiB for
             16 layers of 2,048 with the default buckets, and which the cache needs more.
+        executables: "own" gives each graph an executable; "shared" gives one to all graphs of the same topology, which
+            saves device memory and makes a replay of another graph than the last one wait for an update.
         guards: whether replays look if weights and other tensors still lie where they were captured: "always" (the
             default costs a few microseconds a step), "sampled" or "off".
         shadow_every: one replayed step in so many runs eagerly too, after its tokens are on their way; a difference
@@ -114,6 +117,7 @@ class EngineConfig:
     compile_max_tokens: int | None = None
     full_mixed_max_tokens: int | None = None
     ownership: str = "recycled"
+    executables: str = "own"
     guards: str = "always"
     shadow_every: int = 0
     dispatch: str = "auto"

@@ -245,8 +245,9 @@ class LLM:
     # --- about it ------------------------------------------------------------------------------
 
     def stats(self) -> dict[str, Any]:
-        """``{"dispatch", "failures", "graphs": {count, segments, pool_bytes, break_argument_bytes, capture_seconds},
-        "host", "sleep": {state, sleeps}, "weights": {source, reloads, whole}, "config"}``.
+        """``{"dispatch", "failures", "graphs": {count, segments, pool_bytes, break_argument_bytes, executables:
+        {count, nodes, shared_groups, switches, bytes}, capture_seconds}, "host", "sleep": {state, sleeps}, "weights":
+        {source, reloads, whole}, "config"}``.
 
         "dispatch" is `DispatchCounters.snapshot`, "failures" what went wrong, by kind (`FailureCounters`), "host"
         `HostTime.to_dict`: the host's work a step, less its waiting for the device.
@@ -268,6 +269,7 @@ class LLM:
                 "segments": sum(plan.num_segments for plan in plans),
                 "pool_bytes": graphed.backend.memory().reserved_bytes,
                 "break_argument_bytes": graphed.break_argument_bytes().to_dict(),
+                "executables": {**graphed.backend.executables().to_dict(), "bytes": executor.executable_bytes},
                 "capture_seconds": executor.capture_seconds,
                 **({} if self._background is None else {"background": self._background.to_dict()}),
             },

@@ -71,7 +71,7 @@ def assemble(arguments: Arguments) -> Parts:
     mode = resolve_mode(ModeRequest.of(config, support=arguments.capture_support, device_type=device.type))
     bus.emit(ModeResolved(asked=mode.asked, resolved=mode.mode, reason=mode.reason))
 
-    backend = select_backend(device)
+    backend = select_backend(device, shares_executables=config.executables == "shared")
     wrapped = WrappedCallable(
         arguments.fn, layout=layout, max_sizes=max_sizes, device=backend.device, state=arguments.state
     )

@@ -67,6 +67,11 @@ class GraphConfig:
     """Before each replay, look whether what the graph reads still lies where it did: "always" (weights and layouts in
     rotation, the addresses of all else each time), "sampled" (all in rotation), "off" (then nothing keeps that memory
     either)."""
+    executables: str = "own"
+    """What the device launches graphs by: "own" makes an executable of each; "shared" one for all graphs of the same
+    topology at the same place of their plans. That saves their memory, and a replay of another graph than the last one
+    waits for an update first. Own by default: a switch costs more than a launch. Graphs that draw random numbers have
+    their own in any case."""
     on_moved: str = "raise"
     """What a step does whose guards find that something the graph reads, inputs apart, has moved, was replaced or was
     dropped: "raise" refuses it; "recapture" runs it eagerly, and captures the key anew before the next step that wants
@@ -100,6 +105,7 @@ class GraphConfig:
             ("outputs", ["copy", "view"]),
             ("ownership", ["recycled", "owned"]),
             ("guards", ["always", "sampled", "off"]),
+            ("executables", ["own", "shared"]),
             ("on_moved", ["raise", "recapture"]),
         ):
             if getattr(self, field) not in choices:

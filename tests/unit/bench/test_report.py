@@ -18,6 +18,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "segments": [{"callable": "model", "segments": 3, "off_us": 10.0}],
     "checks": [{"callable": "m", "guards": "off", "watched": 3, "both_us": 1.0}],
     "dispatch": [{"kind": "decode", "sizes": 4, "worst_percent": 0.5}],
+    "executables": [{"executables": "own", "kind": "decode", "nodes": 30, "other_host_us": 9.0, "sizes": [8, 4]}],
     "startup": [{"mode": "none", "total_s": 2.0}
                 | {f"{s}_s": 0.1 for s in ("interpreter", "imports", "weights", "warm_up", "capture", "first_token")}],
     "serve": [{"mode": "none", "rate": 8.0, "ttft_ms_p99": 5.0, "load": "poisson 8/s"}],

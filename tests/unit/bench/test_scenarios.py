@@ -108,6 +108,26 @@ def test_dispatch(model: Path) -> None:
     assert len(decided.samples) == len(judged.samples) > 0 and decided != judged
 
 
+def test_executables(model: Path) -> None:
+    sizes = {"decode_sizes": (1, 2, 4), "token_sizes": (4, 8), "max_num_reqs": 4}
+    found = run(model, "executables", repeats=3, engine=sizes)
+    assert found.failed == {}
+    own, shared = found.rows[:2]
+    assert (own["executables"], own["graphs"]) == ("own", shared["graphs"])
+    assert own["num_executables"] == own["segments"] > shared["num_executables"] and own["nodes"] > shared["nodes"]
+    times = {(row["executables"], row["kind"]): row for row in found.rows[2:]}
+    assert len(times) == 4, "own and shared, decode and piecewise"
+    for (setting, _), row in times.items():
+        assert min(row["same_host_us"], row["other_host_us"], row["same_ms"], row["other_ms"]) > 0
+        assert row["switches"] == (0 if setting == "own" else row["segments"])
+        assert ("switch_host_us" in row and "switch_ms" in row) == (setting == "shared")
+
+
+def test_executables_of_an_attention_that_plans_each_step(model: Path) -> None:
+    with pytest.raises(ConfigError, match="flashinfer plans one"):
+        run(model, "executables", engine={"attention": "flashinfer"})
+
+
 def test_losses_are_told_by_other_times_than_the_decision_was_made_by() -> None:
     small, large = (GraphKey(runtime_mode=RuntimeMode.FULL, num_tokens=n) for n in (8, 16))
     live = LiveBatch(num_tokens=5)

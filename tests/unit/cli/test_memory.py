@@ -44,12 +44,26 @@ def test_tables(tiny: str, ostinato_command: Command, capsys: Capture) -> None:
 
 def test_the_difference(tiny: str, ostinato_command: Command, capsys: Capture) -> None:
     assert ostinato_command("memory", "--model", tiny, *LIMITS, "--measure") == 0
-    assert "difference" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "difference" in shown and "none of them shared" in shown
+
+
+def test_shared_executables_are_fewer(tiny: str, ostinato_command: Command, capsys: Capture) -> None:
+    counts = {}
+    for setting in ("own", "shared"):
+        assert (
+            ostinato_command("memory", "--model", tiny, *LIMITS, "--executables", setting, "--measure", "--json") == 0
+        )
+        counts[setting] = json.loads(capsys.readouterr().out)["executables"]
+    own, shared = counts["own"], counts["shared"]
+    assert own["shared_groups"] == 0 < shared["shared_groups"]
+    assert shared["count"] < own["count"] and shared["nodes"] < own["nodes"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("--executables", "none"), "unknown executables"),
         (("--budget-mib", "0"), "budget_mib is 0"),
         (("--budget-mib", "1"), "max_num_reqs gives"),
         (("--kv-tokens", "1"), "kv_tokens"),

@@ -17,7 +17,7 @@ from ostinato.bench.run import Run
 from ostinato.bench.statistics import summary
 from ostinato.errors import EngineError
 
-__all__ = ["STAGES", "check", "measure"]
+__all__ = ["STAGES", "check", "measure", "start_process"]
 
 STAGES: Final = ("interpreter", "imports", "weights", "warm_up", "capture", "first_token")
 _CACHES: Final = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
@@ -49,7 +49,7 @@ def _prompt_tokens(run: Run) -> int:
 def _row(run: Run, mode: str) -> dict[str, Any]:
     times: dict[str, list[float]] = {stage: [] for stage in (*STAGES, "total")}
     for _ in range(run.repeats):
-        stages, child = _start(run, mode)
+        stages, child = start_process(run, mode=mode)
         for stage, seconds in stages.items():
             times[stage].append(seconds)
         run.evidence.config[mode] = {**child["config"], "graphs": child["graphs"]}
@@ -59,9 +59,9 @@ def _row(run: Run, mode: str) -> dict[str, Any]:
     return row | {"first_total_s": round(times["total"][0], 3), "num_graphs": child["graphs"]["count"]}
 
 
-def _start(run: Run, mode: str) -> tuple[dict[str, float], dict[str, Any]]:
-    """Seconds of each stage, and what the child said."""
-    settings = dataclasses.asdict(dataclasses.replace(run.config.engine, mode=mode))
+def start_process(run: Run, **settings_given: Any) -> tuple[dict[str, float], dict[str, Any]]:
+    """Seconds of each stage of a fresh process with these settings of the engine, and what it said."""
+    settings = dataclasses.asdict(dataclasses.replace(run.config.engine, **settings_given))
     task = json.dumps({"settings": settings, "prompt": run.prompts(1, _prompt_tokens(run))[0]})
     source = str(Path(ostinato.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))}

@@ -253,8 +253,13 @@ class Executor:
         ledger.enter("attention workspaces", self._attention.workspace_bytes)
         for owner, num_bytes in self.graphed.memory().owners.items():
             ledger.enter(owner, num_bytes)
-        ledger.enter("executables", sum(cost.driver_bytes for cost in self.capture_costs.values()))
+        ledger.enter("executables", self.executable_bytes)
         return ledger
+
+    @property
+    def executable_bytes(self) -> int:
+        """What left the device beside the allocator at the captures: executables, and kernels loaded for them."""
+        return sum(cost.driver_bytes for cost in self.capture_costs.values())
 
     def execute(self, batch: ScheduledBatch) -> StepOutput:
         """Launch one step; waits for nothing on the device.

@@ -25,6 +25,7 @@ def graph_settings(config: EngineConfig, device_type: str) -> GraphConfig:
         max_num_reqs=config.max_num_reqs,
         kv_tiers=kv_tiers_for(config.attention, config.max_model_len),
         ownership=config.ownership,
+        executables=config.executables,
         outputs="view",
         guards=config.guards,
         shadow_every=config.shadow_every,

@@ -43,6 +43,8 @@ class MemoryForecast:
             asked for.
         footprint: the formulas.
         device: how the device looked with that engine; None if there was none, or on a CPU.
+        executables: that launch the graphs of that engine: `runtime.capture.ExecutableCounts.to_dict`; None if there
+            was none.
     """
 
     predicted: Mapping[str, int]
@@ -53,6 +55,7 @@ class MemoryForecast:
     kv_tokens: int
     footprint: Footprint
     device: DeviceView | None = field(default=None)
+    executables: Mapping[str, int] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
@@ -65,6 +68,7 @@ class MemoryForecast:
             "kv_tokens": self.kv_tokens,
             "formulas": [dataclasses.asdict(term) for term in self.footprint.terms()],
             "device": None if self.device is None else dataclasses.asdict(self.device),
+            "executables": None if self.executables is None else dict(self.executables),
         }
 
 
@@ -108,7 +112,7 @@ def forecast_memory(
     kv_tokens = _fitting(loaded, footprint, left, budget_bytes, per_graph)
     pages = pages_for_tokens(num_tokens=kv_tokens, page_size=config.page_size)
     predicted[KV] = pages * config.page_size * footprint.kv_token.num_bytes
-    measured, device = _measure(loaded, kv_tokens, on_key) if is_measured else (None, None)
+    measured, device, counts = _measure(loaded, kv_tokens, on_key) if is_measured else (None, None, None)
     return MemoryForecast(
         predicted=predicted,
         measured=measured,
@@ -118,20 +122,22 @@ def forecast_memory(
         kv_tokens=kv_tokens,
         footprint=footprint,
         device=device,
+        executables=counts,
     )
 
 
 def _measure(
     loaded: LoadedModel, kv_tokens: int, on_key: Callable[[GraphKey], None] | None
-) -> tuple[dict[str, int], DeviceView | None]:
-    """What a whole engine holds, and what the device looks like then.
+) -> tuple[dict[str, int], DeviceView | None, dict[str, int]]:
+    """What a whole engine holds, what the device looks like then, and its executables by count.
 
     Not the samples' engine with the rest captured behind: out of order, graphs leave gaps in their pool.
     """
     executor = Executor(_with(loaded, kv_tokens=kv_tokens))
     try:
         executor.prepare(on_key=on_key)
-        return dict(executor.memory().owners), _device_view(loaded.device)
+        counts = executor.graphed.backend.executables().to_dict()
+        return dict(executor.memory().owners), _device_view(loaded.device), counts
     finally:
         executor.close()
 

@@ -8,6 +8,7 @@ from ostinato.runtime.capture.backend import (
     GraphStep,
     PoolMemory,
 )
+from ostinato.runtime.capture.executables import ExecutableCounts
 from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.generation import Generation
@@ -21,6 +22,7 @@ __all__ = [
     "CaptureGate",
     "CapturedGraph",
     "DeviceUsage",
+    "ExecutableCounts",
     "External",
     "Generation",
     "GraphStep",

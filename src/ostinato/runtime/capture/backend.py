@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ostinato.runtime.capture.executables import ExecutableCounts
 from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.generation import Generation
 
@@ -153,6 +154,10 @@ class CaptureBackend(Protocol):
 
     def memory(self) -> PoolMemory:
         """Measured now."""
+        ...
+
+    def executables(self) -> ExecutableCounts:
+        """Counted now."""
         ...
 
     def usage(self) -> DeviceUsage:

@@ -29,6 +29,8 @@ from ostinato.runtime.breaks import recording
 from ostinato.runtime.capture.backend import BakedCall, CapturedGraph, DeviceUsage, GraphStep, PoolMemory
 from ostinato.runtime.capture.cuda_baked import baked_calls
 from ostinato.runtime.capture.cuda_driver import count_nodes, node_names
+from ostinato.runtime.capture.cuda_executable import CudaExecutable, require_updates
+from ostinato.runtime.capture.executables import ExecutableCounts, Executables, Placement
 from ostinato.runtime.capture.externals import External, ExternalLog
 from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.generation import Generation
@@ -110,12 +112,20 @@ class _Opened:
 
 
 class CudaGraph:
-    """A captured segment, instantiated unless it is empty."""
+    """A captured segment, instantiated unless it is empty.
 
-    def __init__(self, opened: _Opened, num_nodes: int, on_close: Callable[[], None]) -> None:
+    Args:
+        placement: its share of an executable; None: torch made one of its own.
+    """
+
+    def __init__(
+        self, opened: _Opened, num_nodes: int, placement: Placement | None, on_close: Callable[[CudaGraph], None]
+    ) -> None:
         self._opened: _Opened | None = opened
-        self._replay = opened.graph.replay if num_nodes else _nothing
+        launch = opened.graph.replay if placement is None else placement.replay
+        self._replay = launch if num_nodes else _nothing
         self._on_close = on_close
+        self.placement = placement
         self.num_nodes = num_nodes
 
     def replay(self) -> None:
@@ -140,8 +150,10 @@ class CudaGraph:
         """Destroy the executable and give its pool reference back."""
         if self._opened is not None:
             opened, self._opened, self._replay = self._opened, None, _nothing
-            opened.reset()
-            self._on_close()
+            try:
+                self._on_close(self)  # an executable that is shared goes before the graph that it was made from
+            finally:
+                opened.reset()
 
 
 def _nothing() -> None:
@@ -202,7 +214,7 @@ class CudaBackend:
     name = "cuda"
     runs_while_recording = False
 
-    def __init__(self, device: torch.device | str = "cuda") -> None:
+    def __init__(self, device: torch.device | str = "cuda", *, shares_executables: bool = False) -> None:
         device = torch.device(device)
         if device.type != "cuda" or not torch.cuda.is_available():
             raise DeviceUnavailableError(
@@ -213,13 +225,18 @@ class CudaBackend:
             raise DeviceUnavailableError(
                 f"device cuda:{index} asked for", fix=f"use an index below {torch.cuda.device_count()}"
             )
+        if shares_executables:
+            require_updates()
         self.device = torch.device("cuda", index)
+        self._shares_executables = shares_executables
+        self._executables = Executables(self._instantiate, is_shared=shares_executables)
         self._shared = _shared(index)
         self.generation = Generation()
         self._streams = StreamWatch(cuda_streams())
         self._watch = _Watch(self._streams)
         self._open: _Opened | None = None
         self._session_thread: int | None = None
+        self._has_begun = False
         self._num_graphs = 0
         self._is_closed = False
 
@@ -242,6 +259,9 @@ class CudaBackend:
         self._session_thread = threading.get_ident()
         self._watch.produced = set()
         self._watch.externals = ExternalLog()
+        self._executables.begin_plan()
+        self._has_begun = False
+        random_state = torch.cuda.get_rng_state(self.device) if self._shares_executables else None
         caller = torch.cuda.current_stream(self.device)
         stream = self._shared.stream
         stream.wait_stream(caller)
@@ -260,6 +280,13 @@ class CudaBackend:
         finally:
             self._session_thread = None
             caller.wait_stream(stream)
+            # A warm-up run that has moved the generator draws, be it in a kernel that no watch sees.
+            if (
+                random_state is not None
+                and not self._has_begun
+                and not torch.equal(random_state, torch.cuda.get_rng_state(self.device))
+            ):
+                self._executables.note_drawn()
 
     def begin(self, *, forbid: frozenset[str] = frozenset()) -> None:
         """See `CaptureBackend.begin`."""
@@ -270,6 +297,8 @@ class CudaBackend:
             raise NestedCaptureError("a segment is open already on this thread", fix="end it before beginning another")
         self._open = _Opened(self._shared)
         self._streams.begin()
+        self._has_begun = True
+        self._watch.draws = False
         self._watch.forbidden = forbid
         self._watch.is_active = True
 
@@ -289,12 +318,15 @@ class CudaBackend:
             if "unjoined" in str(error):  # cudaErrorStreamCaptureUnjoined
                 raise unjoined(self._streams.suspects()) from error
             raise CaptureError("the device had invalidated the capture", at=user_frame()) from error
-        num_nodes = count_nodes(opened.graph.raw_cuda_graph())
+        source = opened.graph.raw_cuda_graph()
+        num_nodes = count_nodes(source)
+        placement = self._executables.place(source, num_nodes, draws=self._watch.draws)
         if num_nodes:
-            opened.graph.instantiate()
+            if placement is None:
+                opened.graph.instantiate()
             self._watch.externals.end_segment()
         self._num_graphs += 1
-        return CudaGraph(opened, num_nodes, self._count_closed)
+        return CudaGraph(opened, num_nodes, placement, self._count_closed)
 
     def abort(self) -> None:
         """See `CaptureBackend.abort`."""
@@ -337,6 +369,10 @@ class CudaBackend:
         pools = {tuple(pool.handle) for pool in self._shared.pools}
         reserved = sum(s["total_size"] for s in segments if tuple(s.get("segment_pool_id", ())) in pools)
         return PoolMemory(reserved_bytes=reserved, num_graphs=self._num_graphs)
+
+    def executables(self) -> ExecutableCounts:
+        """See `CaptureBackend.executables`."""
+        return self._executables.counts()
 
     def usage(self) -> DeviceUsage:
         """See `CaptureBackend.usage`."""
@@ -386,8 +422,12 @@ class CudaBackend:
         healing.finish()
         healing.reset()
 
-    def _count_closed(self) -> None:
+    def _count_closed(self, graph: CudaGraph) -> None:
         self._num_graphs -= 1
+        self._executables.close(graph.placement, graph.num_nodes)
+
+    def _instantiate(self, source: int) -> CudaExecutable:
+        return CudaExecutable(source, self.device)
 
 
 def _typed(error: RuntimeError) -> BaseException:

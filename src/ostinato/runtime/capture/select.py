@@ -13,21 +13,24 @@ from ostinato.runtime.capture.simulated import SimulatedBackend
 
 __all__ = ["BACKENDS", "as_device", "select_backend"]
 
-BACKENDS: dict[str, Callable[[torch.device], CaptureBackend]] = {"cuda": CudaBackend, "cpu": SimulatedBackend}
-"""Device type -> constructor."""
+BACKENDS: dict[str, Callable[..., CaptureBackend]] = {"cuda": CudaBackend, "cpu": SimulatedBackend}
+"""Device type -> constructor, of a device and ``shares_executables``."""
 
 
-def select_backend(device: torch.device | str) -> CaptureBackend:
+def select_backend(device: torch.device | str, *, shares_executables: bool = False) -> CaptureBackend:
     """A new backend for ``device``: `cuda` on CUDA, `simulated` on the CPU.
+
+    Args:
+        shares_executables: graphs of one topology, at the same place of their plans, share an executable.
 
     Raises:
         UnknownNameError: no backend for this device type.
-        DeviceUnavailableError: the device is not on this machine.
+        DeviceUnavailableError: the device is not on this machine, or its driver cannot share executables.
     """
     device = as_device(device)
     if device.type not in BACKENDS:
         raise UnknownNameError.of("device type for graphs", device.type, list(BACKENDS))
-    return BACKENDS[device.type](device)
+    return BACKENDS[device.type](device, shares_executables=shares_executables)
 
 
 def as_device(device: torch.device | str) -> torch.device:

@@ -19,6 +19,7 @@ import torch
 from ostinato.errors import CaptureError, ClosedError, NestedCaptureError
 from ostinato.runtime.breaks import recording
 from ostinato.runtime.capture.backend import BakedCall, CapturedGraph, DeviceUsage, GraphStep, PoolMemory
+from ostinato.runtime.capture.executables import ExecutableCounts, Executables, Placement
 from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.generation import Generation
@@ -51,14 +52,40 @@ class _Recording:
     blocks: set[Block] = field(default_factory=set)
 
 
+class _SimulatedExecutable:
+    """`Instance` of a recording: holds its calls, and takes those of another whose ops are the same in order."""
+
+    def __init__(self, recording: _Recording) -> None:
+        self._names = list(recording.names)
+        self._calls = recording.calls
+
+    def update(self, source: _Recording) -> bool:
+        """See `Instance.update`."""
+        if source.names != self._names:
+            return False
+        self._calls = source.calls
+        return True
+
+    def launch(self) -> None:
+        """See `Instance.launch`."""
+        _launch(self._calls)
+
+    def destroy(self) -> None:
+        """See `Instance.destroy`."""
+        self._calls = []
+
+
 class SimulatedGraph:
     """A recorded segment. Later captures reuse the blocks of a closed one; the pool's last gives them back."""
 
-    def __init__(self, recording: _Recording, on_close: Callable[[], None]) -> None:
+    def __init__(
+        self, recording: _Recording, placement: Placement | None, on_close: Callable[[SimulatedGraph], None]
+    ) -> None:
+        self.placement = placement
         self._calls = recording.calls
         self._externals = list(recording.externals.values())
         self._blocks = recording.blocks  # keeps the memory of the calls alive
-        self._on_close: Callable[[], None] | None = on_close
+        self._on_close: Callable[[SimulatedGraph], None] | None = on_close
         self._names = recording.names
         self._written = recording.written
         self._baked = recording.baked
@@ -67,9 +94,10 @@ class SimulatedGraph:
     def replay(self) -> None:
         """Make the recorded calls again, in order, into the recorded storages."""
         self._begin_replay()
-        with torch.inference_mode():  # what was captured in inference mode can be written in it alone
-            for call in self._calls:
-                call()
+        if self.placement is None:
+            _launch(self._calls)
+        else:
+            self.placement.replay()
 
     def nodes(self) -> list[str]:
         """The recorded ops, in order."""
@@ -90,7 +118,8 @@ class SimulatedGraph:
             on_close, self._on_close = self._on_close, None
             self._calls, self._externals, self._blocks = [], [], set()
             self._names, self._written, self._baked = [], [], []
-            on_close()
+            on_close(self)
+            self.placement = None
 
     def _begin_replay(self) -> None:
         if self._on_close is None:
@@ -192,11 +221,14 @@ class SimulatedBackend:
     name = "simulated"
     runs_while_recording = True
 
-    def __init__(self, device: torch.device | str = "cpu") -> None:
+    def __init__(self, device: torch.device | str = "cpu", *, shares_executables: bool = False) -> None:
         self.device = torch.device(device)
         if self.device.type != "cpu":
             raise CaptureError(f"the simulated backend runs on the CPU, not on {self.device}", fix="use device='cpu'")
         self.generation = Generation()
+        self._shares_executables = shares_executables
+        self._executables = Executables(_SimulatedExecutable, is_shared=shares_executables)
+        self._has_begun = False
         self._gate = CaptureGate()
         self._pool = SimulatedPool()
         self._externals: dict[int, ExternalMemory] = {}
@@ -219,6 +251,9 @@ class SimulatedBackend:
         if self._recorder is not None:
             raise NestedCaptureError("a plan is being captured already", fix="capture one callable at a time")
         self._recorder = _Recorder(self._pool, self._externals, self._streams)
+        self._executables.begin_plan()
+        self._has_begun = False
+        random_state = torch.get_rng_state() if self._shares_executables else None
         try:
             with self._recorder, self._functions, self._streams.session():
                 try:
@@ -228,6 +263,13 @@ class SimulatedBackend:
         finally:
             self._recorder = None
             self._pool.reclaim(poisoned=True)
+            # As on CUDA: a warm-up run that has moved the generator draws.
+            if (
+                random_state is not None
+                and not self._has_begun
+                and not torch.equal(random_state, torch.get_rng_state())
+            ):
+                self._executables.note_drawn()
 
     def begin(self, *, forbid: frozenset[str] = frozenset()) -> None:
         """See `CaptureBackend.begin`."""
@@ -237,6 +279,8 @@ class SimulatedBackend:
         if self.is_capturing():
             raise NestedCaptureError("a segment is open already on this thread", fix="end it before beginning another")
         self._recorder.recording = _Recording()
+        self._has_begun = True
+        self._recorder.draws = False
         self._recorder.forbidden = self._functions.forbidden = forbid
         self._open.enter_context(recording())
         self._open.enter_context(refusing_jit())
@@ -254,7 +298,9 @@ class SimulatedBackend:
             raise refused
         self._stop(recorder)
         self._num_graphs += 1
-        graph = SimulatedGraph(recorder.recording, self._count_closed)
+        recorded = recorder.recording
+        placement = self._executables.place(recorded, len(recorded.calls), draws=recorder.draws)
+        graph = SimulatedGraph(recorded, placement, self._count_closed)
         if graph.num_nodes:
             recorder.externals.end_segment()
         return graph
@@ -291,6 +337,10 @@ class SimulatedBackend:
         """See `CaptureBackend.memory`."""
         return PoolMemory(reserved_bytes=self._pool.reserved_bytes, num_graphs=self._num_graphs)
 
+    def executables(self) -> ExecutableCounts:
+        """See `CaptureBackend.executables`."""
+        return self._executables.counts()
+
     def usage(self) -> DeviceUsage:
         """See `CaptureBackend.usage`."""
         return DeviceUsage(allocator_bytes=self._pool.reserved_bytes, driver_bytes=0)
@@ -306,10 +356,17 @@ class SimulatedBackend:
         self._streams.close()
         self._open.close()
 
-    def _count_closed(self) -> None:
+    def _count_closed(self, graph: SimulatedGraph) -> None:
+        self._executables.close(graph.placement, graph.num_nodes)
         self._num_graphs -= 1
         if self._num_graphs == 0:  # as torch gives a pool back with its last graph
             self._pool.trim()
+
+
+def _launch(calls: list[Callable[[], Any]]) -> None:
+    with torch.inference_mode():  # what was captured in inference mode can be written in it alone
+        for call in calls:
+            call()
 
 
 def _make_call(

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ostinato.errors import CaptureError, DynamicShapeError, HostSyncError, UnbrokenOpError
 from ostinato.runtime.breaks import BREAK_NAMESPACE
 from ostinato.runtime.capture.externals import ExternalLog
-from ostinato.runtime.ops import UNBROKEN_RULE, BlockReason, OpRule, classify_function, classify_op, op_name
+from ostinato.runtime.ops import UNBROKEN_RULE, BlockReason, OpRule, classify_function, classify_op, draws, op_name
 from ostinato.runtime.user_frames import user_frame
 
 __all__ = ["FunctionWatch", "OpWatch", "refuse"]
@@ -47,6 +47,8 @@ class OpWatch(TorchDispatchMode):
         self.forbidden: frozenset[str] = frozenset()
         self.externals = ExternalLog()
         """Of the session."""
+        self.draws = False
+        """Whether the segment holds an op that draws random numbers. Set back by whoever begins one."""
 
     def __enter__(self) -> Self:
         _installing.acquire()
@@ -79,6 +81,7 @@ class OpWatch(TorchDispatchMode):
         rule = UNBROKEN_RULE if is_forbidden else classify_op(func, args, kwargs, device_type=self._device_type)
         if rule is not None:
             raise refuse(op_name(func), rule)
+        self.draws = self.draws or draws(func, args, kwargs)
         return self.execute(func, args, kwargs)
 
     def execute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -24,7 +24,7 @@ from ostinato.runtime.ops.rules import (
     OpRule,
 )
 
-__all__ = ["find_condition", "is_attention", "written_tensors"]
+__all__ = ["draws", "find_condition", "is_attention", "written_tensors"]
 
 
 def find_condition(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpRule | None:
@@ -39,6 +39,14 @@ def find_condition(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: d
     if name in CONDITIONAL_RULES:
         return CONDITIONAL_RULES[name]
     return RANDOM_RULE if torch.Tag.nondeterministic_seeded in func.tags else None
+
+
+def draws(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this call draws random numbers, by torch's tag; attention without dropout has the tag and draws none."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    defaults = {argument.name: argument.default_value for argument in func._schema.arguments}
+    return (defaults | _given(func, args, kwargs)).get("dropout_p") != 0.0
 
 
 def is_attention(name: str) -> bool:
