@@ -174,26 +174,24 @@ class _Watch(OpWatch):
         return True
 
     def execute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        uses_device = self._uses_device(args, kwargs)
+        given = list(tensors((args, kwargs)))
+        uses_device = self._is_here(kwargs.get("device")) or any(tensor.is_cuda for tensor in given)
         if uses_device and not torch.cuda.is_current_stream_capturing():
             # it would run now, and no replay would run it again
             raise not_forked(op_name(func), "a stream" if self._streams is None else self._streams.current_name())
         result = func(*args, **kwargs)
-        given = {t.untyped_storage().data_ptr(): t for t in tensors((args, kwargs))}
-        for address, tensor in given.items():
+        memory = {tensor.untyped_storage().data_ptr(): tensor for tensor in given}
+        for address, tensor in memory.items():
             if address not in self.produced:
                 self.note_external(tensor, op_name(func))
-        fresh = {t.untyped_storage().data_ptr() for t in tensors(result)} - given.keys()
+        fresh = {tensor.untyped_storage().data_ptr() for tensor in tensors(result)} - memory.keys()
         self.produced |= fresh
         if uses_device and self._streams is not None:
             self._streams.note_op(func, has_fresh_result=bool(fresh))
         return result
 
-    def _uses_device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        device = kwargs.get("device")
-        return (device is not None and torch.device(device).type == self._device_type) or any(
-            tensor.device.type == self._device_type for tensor in tensors((args, kwargs))
-        )
+    def _is_here(self, device: Any) -> bool:
+        return device is not None and torch.device(device).type == self._device_type
 
 
 class _BorrowedMemory:
