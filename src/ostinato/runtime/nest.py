@@ -27,8 +27,15 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors in ``value``, in order."""
-    return (leaf for _, leaf in leaves(value) if isinstance(leaf, torch.Tensor))
+    """All tensors in ``value``, in order. Apart from `leaves`, since a capture asks it of every op: paths cost most."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors(item)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors(item)
 
 
 def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
