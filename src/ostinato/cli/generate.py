@@ -30,6 +30,7 @@ from ostinato.cli.options import (
     MaxNumReqs,
     Mode,
     Model,
+    OnMoved,
     Partition,
 )
 from ostinato.cli.output import print_json, print_prompt, print_text
@@ -78,6 +79,7 @@ def generate(
     compiler: Compile = "none",
     dispatch: Dispatch = "auto",
     capture: Capture = "eager",
+    on_moved: OnMoved = "raise",
     config_file: ConfigFile = None,
     costs: Costs = None,
     device: Device = "auto",
@@ -105,6 +107,7 @@ def generate(
         "compile": compiler,
         "dispatch": dispatch,
         "capture": capture,
+        "on_moved": on_moved,
         "costs": costs,
         "device": device,
         "dtype": dtype,

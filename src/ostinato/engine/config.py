@@ -27,6 +27,7 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "compile": ("none", "inductor"),
     "ownership": ("recycled", "owned"),
     "guards": ("always", "sampled", "off"),
+    "on_moved": ("raise", "recapture"),
     "capture": ("eager", "background"),
     "dispatch": ("auto", "order", "measured"),
     "attention": ("auto", "torch", "triton", "flashinfer"),
@@ -68,6 +69,9 @@ class EngineConfig:
             16 layers of 2,048 with the default buckets, and which the cache needs more.
         guards: whether replays look if weights and other tensors still lie where they were captured: "always" (the
             default costs a few microseconds a step), "sampled" or "off".
+        on_moved: what follows when they find that one was moved, replaced or dropped: "raise" (the default) ends the
+            requests of the step with that error; "recapture" runs the step eagerly, on what is there now, and captures
+            its graph anew between later steps, within `capture_share` while requests run.
         shadow_every: one replayed step in so many runs eagerly too, after its tokens are on their way; a difference
             quarantines the key. 0 (the default) never; each such step costs an eager one.
         dispatch: "order" takes a full graph before a piecewise one before eager, in the smallest bucket; "measured"
@@ -75,8 +79,8 @@ class EngineConfig:
         costs: JSON file of measured costs: read if it is there, written once they are measured if not.
         capture: "eager" captures all graphs before the first answer; "background" answers at once, by eager steps, and
             captures between steps, those first that the traffic so far would have gained most from.
-        capture_share: with "background", the share of the time that captures may take while requests run; while none
-            does, all of it.
+        capture_share: with "background", or with "recapture", the share of the time that captures between steps may
+            take while requests run; while none does, all of it.
         manifest: JSON file that says how the graphs of this engine did at its last start: what failed or was
             quarantined is not tried again, and "background" captures in the order of the traffic that was served.
             Written if absent; replaced when the device, the model, a version or a setting is another.
@@ -115,6 +119,7 @@ class EngineConfig:
     full_mixed_max_tokens: int | None = None
     ownership: str = "recycled"
     guards: str = "always"
+    on_moved: str = "raise"
     shadow_every: int = 0
     dispatch: str = "auto"
     costs: str | None = None
@@ -142,6 +147,8 @@ class EngineConfig:
         for name, valid in _CHOICES.items():
             if getattr(self, name) not in valid:
                 raise UnknownNameError.of(name, str(getattr(self, name)), list(valid))
+        if self.on_moved == "recapture" and self.guards == "off":
+            _contradiction("guards", "off", "always or sampled with on_moved='recapture'", "leave out one of the two")
         for name in _COUNTS:
             value = getattr(self, name)
             if value is None and name != "page_size":

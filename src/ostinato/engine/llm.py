@@ -358,7 +358,8 @@ class LLM:
             ConfigError: ``model`` is no name.
             ModelNotFoundError, UnsupportedArchitectureError: as their names say; nothing was changed.
             CheckpointError: it is incomplete, or of another shape or configuration; nothing was changed.
-            AddressChangedError: a tensor that a graph reads was moved before; nothing was changed.
+            AddressChangedError: a tensor that a graph reads was moved before; nothing was changed. Not with
+                ``on_moved="recapture"``: then its graphs are captured anew.
             RuntimeStateError: requests are in progress.
             QualificationError: a graph differs from eager with the new weights; its key is quarantined.
         """
@@ -407,7 +408,8 @@ class LLM:
             return report
 
     def capture_pending(self, *, max_seconds: float = float("inf")) -> int:
-        """Use idle time: capture graphs that ``capture="background"`` has left for later; how many are still to come.
+        """Use idle time: capture graphs that ``capture="background"`` has left for later, or that read what has moved;
+        how many are still to come.
 
         Returns at once while requests are in progress: between their steps graphs are captured anyway.
 
@@ -444,7 +446,8 @@ class LLM:
                 background.capture_next(is_idle=is_idle)
             except Exception as error:  # a tensor that moved, say: no step may fail for a graph that it can do without
                 background.stop(error)
-            if background.stopped_by is not None or not background.num_pending:
+            is_done = not background.num_pending and self.config.on_moved == "raise"
+            if background.stopped_by is not None or is_done:
                 self._updates.between_steps = None
 
     def close(self) -> None:

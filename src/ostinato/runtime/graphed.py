@@ -225,7 +225,7 @@ class Graphed:
         self.finish_shadow()
         with self._lock, no_grad():
             self.backend.generation.advance()  # what a capture runs writes bridges
-            self._check_before_captures()
+            self.apply_guards()  # owners are counted anew by captures: what was dropped before must be seen before
             kept = self._service.kept()
             report, plans = self._late.capture(chosen, on_key=on_key)
             if self.config.max_num_reqs is None:
@@ -301,7 +301,7 @@ class Graphed:
         self.finish_shadow()
         with self._lock, no_grad():
             self.backend.generation.advance()  # what a capture runs writes bridges
-            self._check_before_captures()
+            self.apply_guards()  # owners are counted anew by captures: what was dropped before must be seen before
             return self._resizing.apply(target, on_key=on_key)
 
     def check_guards(self) -> None:
@@ -314,8 +314,15 @@ class Graphed:
         self.buffers.check_addresses()
         self._captured.check_all()
 
-    def _check_before_captures(self) -> None:
-        """Owners are counted anew at their end: what was dropped before must be seen before."""
+    def apply_guards(self) -> None:
+        """Look at every tensor that any graph reads, now, and do what ``on_moved`` says of those that have moved.
+
+        With "recapture" the graphs that read them are given back, and their keys are `pending`.
+
+        Raises:
+            AddressChangedError: a static buffer has moved, or with "raise" anything else that a graph reads.
+        """
+        self._life.require_open()
         if self._recapturing is None:
             self.check_guards()
         else:
@@ -378,7 +385,7 @@ class Graphed:
         """Host memory for assembling steps that `run` executes: one copy brings a whole step over."""
         return Staging(self.buffers)
 
-    def run(self, decision: Decision) -> Any:
+    def run(self, decision: Decision, *, on_other: Callable[[Decision], None] | None = None) -> Any:
         """Run a step whose inputs stand in `buffers` already, at `sizes`, tails written by the caller.
 
         With EAGER the callable gets views of the live sizes. Outputs that are not copied are plain tensors, unchecked:
@@ -386,10 +393,14 @@ class Graphed:
         moved runs eagerly at `sizes`; its key is `pending` then, for `capture_late`: a capture would overwrite
         `buffers`, so no step begins one here.
 
+        Args:
+            decision: of `decide`, for what stands in `buffers`.
+            on_other: told of the decision that the step took instead, where it did.
+
         Raises:
             RuntimeStateError: the decision is older than what gave its graph back.
         """
-        return self._steps.run(decision)
+        return self._steps.run(decision, on_other=on_other)
 
     def made_up_call(self, key: GraphKey) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with which ``key`` is warmed up and captured, prepared; for looking at the callable alone."""

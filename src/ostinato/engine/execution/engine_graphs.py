@@ -55,7 +55,7 @@ class EngineGraphs:
             self.reasons["manifest"] = why_empty or "used: what went wrong at the last start is left out"
         self.executor = Executor(loaded, sinks=sinks)
         self.background: BackgroundCapture | None = None
-        """Captures what is pending; None where all was captured at first."""
+        """Captures what is pending; None where all was captured at first and stays."""
         try:
             self._open(progress)
         except BaseException:
@@ -101,6 +101,8 @@ class EngineGraphs:
             traffic = None if manifest is None else manifest.traffic
             self.background = BackgroundCapture(executor, share=config.capture_share, traffic=traffic)
         else:
+            if config.on_moved == "recapture":
+                self.background = BackgroundCapture(executor, share=config.capture_share)
             with reporting(progress, "warm-up and capture", 2 * len(graphed.pending) or None, "graphs") as bar:
                 executor.prepare(on_key=lambda _key: bar.advance(1))
         if config.dispatch == "measured":

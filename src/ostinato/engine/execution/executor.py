@@ -277,25 +277,26 @@ class Executor:
         is_full = decision.runtime_mode is RuntimeMode.FULL
         graph_num_reqs = slots["seq_lens"].shape[0] if is_full else None
         self.plan_attention(batch, host["block_tables"], graph_num_reqs=graph_num_reqs)
+        taken = [decision]  # another one where its graph reads what has moved
         num_sampling = len(batch.sampling)
         token_ids = self._last_ids[1 : 1 + num_sampling]
         with torch.inference_mode():
             if to_build:
                 build_rows(self._token_counts, to_build, self._last_ids)
             if is_full:  # the graph has its metadata in the buffers
-                logits: Tensor = self.graphed.run(decision)[:num_sampling]
-                return StepOutput(logits, token_ids, labels=decision.labels)
+                logits: Tensor = self.graphed.run(decision, on_other=taken.append)[:num_sampling]
+                return StepOutput(logits, token_ids, labels=taken[-1].labels)
             context = self._with(live_metadata(batch, slots, page_size=self._page_size))
             with set_forward_context(context):
-                hidden: Tensor = self.graphed.run(decision)
+                hidden: Tensor = self.graphed.run(decision, on_other=taken.append)
             logits = self._model.compute_logits(hidden[slots["sampled_rows"][:num_sampling]])
         if not num_sampling:
-            return StepOutput(logits, token_ids, labels=decision.labels)
+            return StepOutput(logits, token_ids, labels=taken[-1].labels)
         scores, errors = apply_processors(logits, batch.sampling)
         settings, count_rows = slots["settings"][:num_sampling], slots["count_rows"][:num_sampling]
         with torch.inference_mode():
             self._sampling_head(scores, settings, count_rows, self._token_counts, token_ids)
-        return StepOutput(logits, token_ids, errors, decision.labels)
+        return StepOutput(logits, token_ids, errors, taken[-1].labels)
 
     def forward(
         self,

@@ -27,6 +27,7 @@ def graph_settings(config: EngineConfig, device_type: str) -> GraphConfig:
         ownership=config.ownership,
         outputs="view",
         guards=config.guards,
+        on_moved=config.on_moved,
         shadow_every=config.shadow_every,
         warm_up_runs=1 if device_type == "cpu" else 2,
     )
