@@ -46,6 +46,7 @@ from ostinato.engine.request import (
     validate_prompt,
 )
 from ostinato.engine.scheduler import BatchShaper, Scheduler
+from ostinato.engine.spare_time import SpareTime
 from ostinato.engine.text import Tokenizer
 from ostinato.engine.weights import ProgressReporter
 from ostinato.errors import ClosedError, ConfigError, RequestError, RuntimeStateError
@@ -130,8 +131,14 @@ class LLM:
         self._serial = itertools.count()
         self._updates = UpdateRouter(self._loop, self._require_open, bus=bus, lock=self._lock)
         self._background = self._graphs.background
-        if self._background is not None:
-            self._updates.between_steps = self._capture_if_due
+        self._spare_time = SpareTime(
+            self._loop,
+            background=self._background,
+            shadow=self._graphs.shadow,
+            may_move=self.config.on_moved == "recapture",
+        )
+        if self._background is not None or self._graphs.shadow is not None:
+            self._updates.between_steps = self._use_spare_time
 
     # --- whole answers -------------------------------------------------------------------------
 
@@ -249,7 +256,8 @@ class LLM:
         "host", "sleep": {state, sleeps}, "weights": {source, reloads, whole}, "config"}``.
 
         "dispatch" is `DispatchCounters.snapshot`, "failures" what went wrong, by kind (`FailureCounters`), "host"
-        `HostTime.to_dict`: the host's work a step, less its waiting for the device.
+        `HostTime.to_dict`: the host's work a step, less its waiting for the device. With ``shadow_every`` there is
+        "shadow" too, of `ShadowTurns.to_dict`.
         """
         executor = self._require_open()
         plans = executor.graphed.plans.values()
@@ -271,6 +279,7 @@ class LLM:
                 "capture_seconds": executor.capture_seconds,
                 **({} if self._background is None else {"background": self._background.to_dict()}),
             },
+            **({} if self._graphs.shadow is None else {"shadow": self._graphs.shadow.to_dict()}),
             "host": self._loop.host_time.to_dict(),
             "sleep": self._graphs.sleep.to_dict(),
             "weights": self._graphs.weights.to_dict(),
@@ -408,13 +417,13 @@ class LLM:
             return report
 
     def capture_pending(self, *, max_seconds: float = float("inf")) -> int:
-        """Use idle time: capture graphs that ``capture="background"`` has left for later, or that read what has moved;
-        how many are still to come.
+        """Use idle time: compare the step that a shadow has kept, and capture graphs that ``capture="background"`` has
+        left for later, or that read what has moved; how many are still to come.
 
         Returns at once while requests are in progress: between their steps graphs are captured anyway.
 
         Args:
-            max_seconds: begin no capture that would end later than that from now.
+            max_seconds: begin nothing that would end later than that from now.
 
         Raises:
             ConfigError: ``max_seconds`` is no number.
@@ -425,6 +434,9 @@ class LLM:
             raise ConfigError(f"max_seconds is {max_seconds!r}", fix="use a number of seconds, or leave it out")
         self._require_open()
         background, began = self._background, time.monotonic()
+        with self._lock:
+            if not (self._graphs.sleep.is_asleep or self._loop.has_work()):
+                self._spare_time.compare_kept(max_seconds=max_seconds)
         while background is not None and background.num_pending:
             with self._lock:
                 self._require_ready()
@@ -434,20 +446,11 @@ class LLM:
                 background.capture_next(is_idle=True)
         return 0 if background is None else background.num_pending
 
-    def _capture_if_due(self) -> None:
+    def _use_spare_time(self) -> None:
         """Between two steps, with the lock held."""
-        if self._graphs.sleep.is_asleep:
-            return
-        background, is_idle = self._background, not self._loop.has_work()
-        assert background is not None, "called with background capture alone"
-        if background.is_due(is_idle=is_idle, earliest_deadline=self._loop.earliest_deadline):
-            self._loop.settle()
-            try:
-                background.capture_next(is_idle=is_idle)
-            except Exception as error:  # a tensor that moved, say: no step may fail for a graph that it can do without
-                background.stop(error)
-            is_done = not background.num_pending and self.config.on_moved == "raise"
-            if background.stopped_by is not None or is_done:
+        if not self._graphs.sleep.is_asleep:
+            self._spare_time.use()
+            if not self._spare_time.is_needed:
                 self._updates.between_steps = None
 
     def close(self) -> None:

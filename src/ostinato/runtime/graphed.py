@@ -24,7 +24,14 @@ from ostinato.runtime.dispatch import CostTable, Decision, Reason, ResolvedMode,
 from ostinato.runtime.keys import CaptureSupport, GraphKey, LiveBatch
 from ostinato.runtime.memory import Ledger
 from ostinato.runtime.planning import SizeSuggestion
-from ostinato.runtime.qualify import Culprit, KeyReport, QualificationCases, QualificationReport, ShadowOwner
+from ostinato.runtime.qualify import (
+    Culprit,
+    KeyReport,
+    QualificationCases,
+    QualificationReport,
+    ShadowCounts,
+    ShadowOwner,
+)
 from ostinato.runtime.resize import ResizeReport
 from ostinato.runtime.runners import ArgumentBytes, CapturedPlan, CaptureReport, PlanInspection, add_up, inspect_plan
 from ostinato.runtime.stages import Stage
@@ -534,6 +541,23 @@ class Graphed:
         return self._qualifier.bisect(key, cases, seed=seed)
 
     def finish_shadow(self) -> None:
-        """Compare the step that `GraphConfig.shadow_every` has kept, if any. Steps do it first of all; an engine
-        calls it before it writes into `buffers`."""
+        """Compare the step that `GraphConfig.shadow_every` has kept, if any. Calls do it first of all; after `run` it
+        is the caller's to do, between two steps, or to drop: what the step reads and does not write must be as it was.
+        """
         self._qualifier.finish_shadow()
+
+    @property
+    def shadow_key(self) -> GraphKey | None:
+        """Of the step that waits for `finish_shadow`, if any does; others are not kept meanwhile."""
+        shadow = self._qualifier.shadow
+        return None if shadow is None else shadow.kept_key
+
+    def drop_shadow(self) -> None:
+        """Forget the step that waits for `finish_shadow`: it can no longer be compared."""
+        if self._qualifier.shadow is not None:
+            self._qualifier.shadow.drop_kept()
+
+    @property
+    def shadow_counts(self) -> ShadowCounts:
+        """What became of the steps that a shadow was to look at, so far."""
+        return self._qualifier.shadow_counts

@@ -17,6 +17,7 @@ from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.execution.manifest import CaptureManifest
 from ostinato.engine.execution.reload import EngineWeights
+from ostinato.engine.execution.shadow_turns import ShadowTurns
 from ostinato.engine.execution.sleep import EngineSleep, SleepReport
 from ostinato.engine.weights import ProgressReporter
 from ostinato.engine.weights.progress import reporting
@@ -56,6 +57,8 @@ class EngineGraphs:
         self.executor = Executor(loaded, sinks=sinks)
         self.background: BackgroundCapture | None = None
         """Captures what is pending; None where all was captured at first and stays."""
+        self.shadow = ShadowTurns(self.executor, share=config.shadow_share) if config.shadow_every else None
+        """Compares the steps that a shadow keeps."""
         try:
             self._open(progress)
         except BaseException:
