@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import nn
 
 from ostinato import LLM
+from ostinato.engine.execution import ShadowTurns
 from ostinato.engine.request import SamplingParams
 from ostinato.runtime import FindingKind, GraphConfig, Graphed, Reason, graph_break
 from ostinato.runtime.runners import BreakStep
@@ -172,15 +174,24 @@ def test_a_break_output_at_a_stale_address_is_found(monkeypatch: pytest.MonkeyPa
         assert key.findings[0].where.startswith("the hand-over of break 0")
 
 
-def test_shadows_while_serving(tmp_path: Path) -> None:
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+@pytest.mark.parametrize("attention", BACKENDS)
+def test_shadows_while_serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attention: str, overlap: bool) -> None:
+    """Compared steps after they ran, while others go on: each sees what its step saw."""
+    turns = itertools.count()
+    monkeypatch.setattr(
+        ShadowTurns, "is_due", lambda self, *, is_idle, **_: self.is_waiting and (is_idle or next(turns) % 5 < 2)
+    )
     folder = write_tiny_model(tmp_path, "llama")
     prompts, params = [[5, 6, 7], [9] * 20, [3]], SamplingParams(max_tokens=12, ignore_eos=True)
     answers = []
     for every in (0, 2):
         sink = MemorySink()
-        with LLM(str(folder), dtype="float32", shadow_every=every, sinks=[sink], **SETTINGS) as llm:
+        settings = {**SETTINGS, "dtype": "float32", "attention": attention, "overlap": overlap}
+        with LLM(str(folder), shadow_every=every, sinks=[sink], **settings) as llm:
             answers.append([output.token_ids for output in llm.generate(prompts, params)])
             assert not [event for event in sink.events if isinstance(event, KeyQuarantined)]
+            assert not every or llm.stats()["shadow"]["compared"] >= 3
     assert answers[0] == answers[1]
 
 

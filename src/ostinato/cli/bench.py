@@ -28,6 +28,7 @@ from ostinato.cli.options import (
     MaxModelLen,
     MaxNumReqs,
     Model,
+    OnMoved,
     Partition,
 )
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
@@ -100,6 +101,7 @@ def bench(
     compiler: Compile = "none",
     dispatch: Dispatch = "auto",
     capture: Capture = "eager",
+    on_moved: OnMoved = "raise",
     config_file: ConfigFile = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -125,6 +127,7 @@ def bench(
         "compile": compiler,
         "dispatch": dispatch,
         "capture": capture,
+        "on_moved": on_moved,
         "device": device,
         "dtype": dtype,
         "load_format": load_format,

@@ -31,6 +31,7 @@ from ostinato.cli.options import (
     MaxNumReqs,
     Mode,
     Model,
+    OnMoved,
     Partition,
 )
 from ostinato.cli.output import print_json, print_prompt, print_text
@@ -80,6 +81,7 @@ def generate(
     executables: Executables = "own",
     dispatch: Dispatch = "auto",
     capture: Capture = "eager",
+    on_moved: OnMoved = "raise",
     config_file: ConfigFile = None,
     costs: Costs = None,
     device: Device = "auto",
@@ -108,6 +110,7 @@ def generate(
         "dispatch": dispatch,
         "executables": executables,
         "capture": capture,
+        "on_moved": on_moved,
         "costs": costs,
         "device": device,
         "dtype": dtype,

@@ -29,6 +29,7 @@ __all__ = [
     "MaxNumReqs",
     "Mode",
     "Model",
+    "OnMoved",
     "Partition",
 ]
 
@@ -68,6 +69,12 @@ Compile = Annotated[
 Capture = Annotated[
     str,
     typer.Option("--capture", help="When graphs are captured: eager or background.", rich_help_panel=ENGINE_PANEL),
+]
+OnMoved = Annotated[
+    str,
+    typer.Option(
+        "--on-moved", help="When a weight that graphs read has moved: raise or recapture.", rich_help_panel=ENGINE_PANEL
+    ),
 ]
 Dispatch = Annotated[
     str,

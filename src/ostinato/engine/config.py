@@ -28,6 +28,7 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "ownership": ("recycled", "owned"),
     "executables": ("own", "shared"),
     "guards": ("always", "sampled", "off"),
+    "on_moved": ("raise", "recapture"),
     "capture": ("eager", "background"),
     "dispatch": ("auto", "order", "measured"),
     "attention": ("auto", "torch", "triton", "flashinfer"),
@@ -71,15 +72,20 @@ class EngineConfig:
             saves device memory and makes a replay of another graph than the last one wait for an update.
         guards: whether replays look if weights and other tensors still lie where they were captured: "always" (the
             default costs a few microseconds a step), "sampled" or "off".
-        shadow_every: one replayed step in so many runs eagerly too, after its tokens are on their way; a difference
-            quarantines the key. 0 (the default) never; each such step costs an eager one.
+        on_moved: what follows when they find that one was moved, replaced or dropped: "raise" (the default) ends the
+            requests of the step with that error; "recapture" runs the step eagerly, on what is there now, and captures
+            its graph anew between later steps, within `capture_share` while requests run.
+        shadow_every: one replayed step in so many is kept and runs eagerly too, later and between steps, once its
+            tokens are delivered; a difference quarantines the key. While one waits no other is kept. 0 (the default)
+            never.
+        shadow_share: the share of the time that those eager runs may take while requests run; while none does, all.
         dispatch: "order" takes a full graph before a piecewise one before eager, in the smallest bucket; "measured"
             times them all at start and takes the cheapest; "auto" is "measured" where ``costs`` names a file.
         costs: JSON file of measured costs: read if it is there, written once they are measured if not.
         capture: "eager" captures all graphs before the first answer; "background" answers at once, by eager steps, and
             captures between steps, those first that the traffic so far would have gained most from.
-        capture_share: with "background", the share of the time that captures may take while requests run; while none
-            does, all of it.
+        capture_share: with "background", or with "recapture", the share of the time that captures between steps may
+            take while requests run; while none does, all of it.
         manifest: JSON file that says how the graphs of this engine did at its last start: what failed or was
             quarantined is not tried again, and "background" captures in the order of the traffic that was served.
             Written if absent; replaced when the device, the model, a version or a setting is another.
@@ -119,7 +125,9 @@ class EngineConfig:
     ownership: str = "recycled"
     executables: str = "own"
     guards: str = "always"
+    on_moved: str = "raise"
     shadow_every: int = 0
+    shadow_share: float = 0.1
     dispatch: str = "auto"
     costs: str | None = None
     capture: str = "eager"
@@ -146,6 +154,8 @@ class EngineConfig:
         for name, valid in _CHOICES.items():
             if getattr(self, name) not in valid:
                 raise UnknownNameError.of(name, str(getattr(self, name)), list(valid))
+        if self.on_moved == "recapture" and self.guards == "off":
+            _contradiction("guards", "off", "always or sampled with on_moved='recapture'", "leave out one of the two")
         for name in _COUNTS:
             value = getattr(self, name)
             if value is None and name != "page_size":
@@ -157,13 +167,14 @@ class EngineConfig:
             _contradiction("dispatch", "order", "measured, since costs names a file", "leave out costs")
         if self.overlap not in (None, True, False):
             raise ConfigError("overlap must be true, false or None", field="overlap", got=repr(self.overlap))
-        is_number = isinstance(self.capture_share, int | float) and not isinstance(self.capture_share, bool)
-        if not (is_number and 0 <= self.capture_share <= 1):
-            raise ConfigError(
-                f"capture_share must be from 0 to 1, got {self.capture_share!r}",
-                fix="0.1 gives captures a tenth of the time while requests run",
-                field="capture_share",
-            )
+        for name in ("capture_share", "shadow_share"):
+            share = getattr(self, name)
+            if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+                raise ConfigError(
+                    f"{name} must be from 0 to 1, got {share!r}",
+                    fix="0.1 is a tenth of the time while requests run",
+                    field=name,
+                )
         for name in ("shape_batches", "tune_linears"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false", field=name, got=repr(getattr(self, name)))

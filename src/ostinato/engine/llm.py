@@ -46,6 +46,7 @@ from ostinato.engine.request import (
     validate_prompt,
 )
 from ostinato.engine.scheduler import BatchShaper, Scheduler
+from ostinato.engine.spare_time import SpareTime
 from ostinato.engine.text import Tokenizer
 from ostinato.engine.weights import ProgressReporter
 from ostinato.errors import ClosedError, ConfigError, RequestError, RuntimeStateError
@@ -130,8 +131,14 @@ class LLM:
         self._serial = itertools.count()
         self._updates = UpdateRouter(self._loop, self._require_open, bus=bus, lock=self._lock)
         self._background = self._graphs.background
-        if self._background is not None:
-            self._updates.between_steps = self._capture_if_due
+        self._spare_time = SpareTime(
+            self._loop,
+            background=self._background,
+            shadow=self._graphs.shadow,
+            may_move=self.config.on_moved == "recapture",
+        )
+        if self._background is not None or self._graphs.shadow is not None:
+            self._updates.between_steps = self._use_spare_time
 
     # --- whole answers -------------------------------------------------------------------------
 
@@ -250,7 +257,8 @@ class LLM:
         {source, reloads, whole}, "config"}``.
 
         "dispatch" is `DispatchCounters.snapshot`, "failures" what went wrong, by kind (`FailureCounters`), "host"
-        `HostTime.to_dict`: the host's work a step, less its waiting for the device.
+        `HostTime.to_dict`: the host's work a step, less its waiting for the device. With ``shadow_every`` there is
+        "shadow" too, of `ShadowTurns.to_dict`.
         """
         executor = self._require_open()
         plans = executor.graphed.plans.values()
@@ -273,6 +281,7 @@ class LLM:
                 "capture_seconds": executor.capture_seconds,
                 **({} if self._background is None else {"background": self._background.to_dict()}),
             },
+            **({} if self._graphs.shadow is None else {"shadow": self._graphs.shadow.to_dict()}),
             "host": self._loop.host_time.to_dict(),
             "sleep": self._graphs.sleep.to_dict(),
             "weights": self._graphs.weights.to_dict(),
@@ -360,7 +369,8 @@ class LLM:
             ConfigError: ``model`` is no name.
             ModelNotFoundError, UnsupportedArchitectureError: as their names say; nothing was changed.
             CheckpointError: it is incomplete, or of another shape or configuration; nothing was changed.
-            AddressChangedError: a tensor that a graph reads was moved before; nothing was changed.
+            AddressChangedError: a tensor that a graph reads was moved before; nothing was changed. Not with
+                ``on_moved="recapture"``: then its graphs are captured anew.
             RuntimeStateError: requests are in progress.
             QualificationError: a graph differs from eager with the new weights; its key is quarantined.
         """
@@ -409,12 +419,13 @@ class LLM:
             return report
 
     def capture_pending(self, *, max_seconds: float = float("inf")) -> int:
-        """Use idle time: capture graphs that ``capture="background"`` has left for later; how many are still to come.
+        """Use idle time: compare the step that a shadow has kept, and capture graphs that ``capture="background"`` has
+        left for later, or that read what has moved; how many are still to come.
 
         Returns at once while requests are in progress: between their steps graphs are captured anyway.
 
         Args:
-            max_seconds: begin no capture that would end later than that from now.
+            max_seconds: begin nothing that would end later than that from now.
 
         Raises:
             ConfigError: ``max_seconds`` is no number.
@@ -425,6 +436,9 @@ class LLM:
             raise ConfigError(f"max_seconds is {max_seconds!r}", fix="use a number of seconds, or leave it out")
         self._require_open()
         background, began = self._background, time.monotonic()
+        with self._lock:
+            if not (self._graphs.sleep.is_asleep or self._loop.has_work()):
+                self._spare_time.compare_kept(max_seconds=max_seconds)
         while background is not None and background.num_pending:
             with self._lock:
                 self._require_ready()
@@ -434,19 +448,11 @@ class LLM:
                 background.capture_next(is_idle=True)
         return 0 if background is None else background.num_pending
 
-    def _capture_if_due(self) -> None:
+    def _use_spare_time(self) -> None:
         """Between two steps, with the lock held."""
-        if self._graphs.sleep.is_asleep:
-            return
-        background, is_idle = self._background, not self._loop.has_work()
-        assert background is not None, "called with background capture alone"
-        if background.is_due(is_idle=is_idle, earliest_deadline=self._loop.earliest_deadline):
-            self._loop.settle()
-            try:
-                background.capture_next(is_idle=is_idle)
-            except Exception as error:  # a tensor that moved, say: no step may fail for a graph that it can do without
-                background.stop(error)
-            if background.stopped_by is not None or not background.num_pending:
+        if not self._graphs.sleep.is_asleep:
+            self._spare_time.use()
+            if not self._spare_time.is_needed:
                 self._updates.between_steps = None
 
     def close(self) -> None:

@@ -169,6 +169,7 @@ class EngineLoop:
         self._processed: set[str] = set()  # requests in progress with logits processors, which must see every token
         self._undelivered: list[RequestUpdate] = []
         self._is_stepping = False
+        self._is_held = False  # the next step launches nothing
         self._late_aborts: list[str] = []
         self._num_failed_in_a_row = 0
         self._dead: EngineDeadError | None = None
@@ -220,6 +221,16 @@ class EngineLoop:
         self._collect_all()
         self._require_alive()
 
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a step is in flight, whose tokens nobody has read."""
+        return bool(self._in_flight)
+
+    def hold(self) -> None:
+        """Let the next `step` launch nothing: it reads and delivers what is in flight. For work before the one after
+        it, which then keeps no token waiting that is computed already."""
+        self._is_held = True
+
     def step(self) -> list[RequestUpdate]:
         """Launch one step and deliver what is due: its tokens, or with overlap those of the step before.
 
@@ -257,6 +268,10 @@ class EngineLoop:
             now = time.monotonic()
             for request_id in self._deadlines.take_due(now):
                 self._end_early(request_id, FinishReason.TIMEOUT)
+        if self._is_held:
+            self._is_held = False
+            self._collect_all()
+            return 0
         batch = self._scheduler.schedule(now=now)
         for request in batch.preempted:
             self._bus.emit(RequestPreempted(request_id=request.request_id, computed_tokens=request.num_tokens))

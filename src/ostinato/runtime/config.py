@@ -81,7 +81,8 @@ class GraphConfig:
     later raises `StaleOutputError`. It saves a copy of the outputs for the price of a check at each use."""
     shadow_every: int = 0
     """One replayed step in so many runs eagerly too, once its outputs are delivered; a difference quarantines the
-    key. Costs copies of inputs, outputs and written state on that step and an eager run before the next. 0: never."""
+    key. Costs copies of inputs, outputs and written state on that step and an eager run, at the latest before the next
+    call; an engine chooses when. 0: never."""
     failures_to_quarantine: int = 3
     """Replays of a key that raise in a row before its steps go another way, until `recapture`. A fault of the inputs
     does not count. One failure may be a batch's own, three in a row are likely the graph's. 0: never."""

@@ -24,7 +24,14 @@ from ostinato.runtime.dispatch import CostTable, Decision, Reason, ResolvedMode,
 from ostinato.runtime.keys import CaptureSupport, GraphKey, LiveBatch
 from ostinato.runtime.memory import Ledger
 from ostinato.runtime.planning import SizeSuggestion
-from ostinato.runtime.qualify import Culprit, KeyReport, QualificationCases, QualificationReport, ShadowOwner
+from ostinato.runtime.qualify import (
+    Culprit,
+    KeyReport,
+    QualificationCases,
+    QualificationReport,
+    ShadowCounts,
+    ShadowOwner,
+)
 from ostinato.runtime.resize import ResizeReport
 from ostinato.runtime.runners import ArgumentBytes, CapturedPlan, CaptureReport, PlanInspection, add_up, inspect_plan
 from ostinato.runtime.stages import Stage
@@ -225,7 +232,7 @@ class Graphed:
         self.finish_shadow()
         with self._lock, no_grad():
             self.backend.generation.advance()  # what a capture runs writes bridges
-            self._check_before_captures()
+            self.apply_guards()  # owners are counted anew by captures: what was dropped before must be seen before
             kept = self._service.kept()
             report, plans = self._late.capture(chosen, on_key=on_key)
             if self.config.max_num_reqs is None:
@@ -301,7 +308,7 @@ class Graphed:
         self.finish_shadow()
         with self._lock, no_grad():
             self.backend.generation.advance()  # what a capture runs writes bridges
-            self._check_before_captures()
+            self.apply_guards()  # owners are counted anew by captures: what was dropped before must be seen before
             return self._resizing.apply(target, on_key=on_key)
 
     def check_guards(self) -> None:
@@ -314,8 +321,15 @@ class Graphed:
         self.buffers.check_addresses()
         self._captured.check_all()
 
-    def _check_before_captures(self) -> None:
-        """Owners are counted anew at their end: what was dropped before must be seen before."""
+    def apply_guards(self) -> None:
+        """Look at every tensor that any graph reads, now, and do what ``on_moved`` says of those that have moved.
+
+        With "recapture" the graphs that read them are given back, and their keys are `pending`.
+
+        Raises:
+            AddressChangedError: a static buffer has moved, or with "raise" anything else that a graph reads.
+        """
+        self._life.require_open()
         if self._recapturing is None:
             self.check_guards()
         else:
@@ -378,7 +392,7 @@ class Graphed:
         """Host memory for assembling steps that `run` executes: one copy brings a whole step over."""
         return Staging(self.buffers)
 
-    def run(self, decision: Decision) -> Any:
+    def run(self, decision: Decision, *, on_other: Callable[[Decision], None] | None = None) -> Any:
         """Run a step whose inputs stand in `buffers` already, at `sizes`, tails written by the caller.
 
         With EAGER the callable gets views of the live sizes. Outputs that are not copied are plain tensors, unchecked:
@@ -386,10 +400,14 @@ class Graphed:
         moved runs eagerly at `sizes`; its key is `pending` then, for `capture_late`: a capture would overwrite
         `buffers`, so no step begins one here.
 
+        Args:
+            decision: of `decide`, for what stands in `buffers`.
+            on_other: told of the decision that the step took instead, where it did.
+
         Raises:
             RuntimeStateError: the decision is older than what gave its graph back.
         """
-        return self._steps.run(decision)
+        return self._steps.run(decision, on_other=on_other)
 
     def made_up_call(self, key: GraphKey) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with which ``key`` is warmed up and captured, prepared; for looking at the callable alone."""
@@ -523,6 +541,23 @@ class Graphed:
         return self._qualifier.bisect(key, cases, seed=seed)
 
     def finish_shadow(self) -> None:
-        """Compare the step that `GraphConfig.shadow_every` has kept, if any. Steps do it first of all; an engine
-        calls it before it writes into `buffers`."""
+        """Compare the step that `GraphConfig.shadow_every` has kept, if any. Calls do it first of all; after `run` it
+        is the caller's to do, between two steps, or to drop: what the step reads and does not write must be as it was.
+        """
         self._qualifier.finish_shadow()
+
+    @property
+    def shadow_key(self) -> GraphKey | None:
+        """Of the step that waits for `finish_shadow`, if any does; others are not kept meanwhile."""
+        shadow = self._qualifier.shadow
+        return None if shadow is None else shadow.kept_key
+
+    def drop_shadow(self) -> None:
+        """Forget the step that waits for `finish_shadow`: it can no longer be compared."""
+        if self._qualifier.shadow is not None:
+            self._qualifier.shadow.drop_kept()
+
+    @property
+    def shadow_counts(self) -> ShadowCounts:
+        """What became of the steps that a shadow was to look at, so far."""
+        return self._qualifier.shadow_counts

@@ -7,6 +7,7 @@ by a change of sizes, which hold the step lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from ostinato.errors import AddressChangedError
 from ostinato.runtime.buffers import BridgePool, Place
@@ -26,6 +27,9 @@ from ostinato.runtime.runners import (
 from ostinato.telemetry import EventBus, GraphClosed, KeyDropped, TensorMoved
 
 __all__ = ["KeyService", "plan_reported"]
+
+
+_WAITING: Final = (Reason.NOT_CAPTURED_YET, Reason.MOVED)
 
 
 def plan_reported(config: GraphConfig, mode: ResolvedMode, *, max_tokens: int, bus: EventBus) -> list[GraphKey]:
@@ -123,8 +127,9 @@ class KeyService:
 
     def pending(self) -> list[GraphKey]:
         """Planned keys that wait for their capture, largest first."""
-        waiting = (Reason.NOT_CAPTURED_YET, Reason.MOVED)
-        return [key for key in self.keys if self._dispatcher.why_blocked(key) in waiting]
+        waiting = {key for key, reason in self._dispatcher.blocked.items() if reason in _WAITING}
+        # An engine asks before each step, and nearly always none does.
+        return [key for key in self.keys if key in waiting] if waiting else []
 
     def leave_out(self, key: GraphKey, reason: Reason, why: str) -> None:
         """Do not capture ``key``."""

@@ -67,6 +67,7 @@ def test_failed_rows_make_the_exit_code_1(
         (("decode", "--rates", "5"), "it belongs to serve"),
         (("decode", "--peer", "vlm"), "did you mean 'vllm'?"),
         (("decode", "--capture", "background"), "measures captured graphs"),
+        (("decode", "--on-moved", "recaptured"), "did you mean 'recapture'?"),
         (("serve", "--rates", "fast"), "rates is 'fast'"),
         (("serve", "--trace", "absent.csv"), "cannot be read"),
         (("decode", "--json", "absent/x.json"), "cannot be written"),

@@ -62,7 +62,7 @@ def test_the_engine_is_closed(fake_llm: Any, ostinato_command: Command) -> None:
 def test_every_option_reaches_the_engine(fake_llm: Any, ostinato_command: Command) -> None:
     sampling = "--max-tokens 5 --temperature 0.5 --seed 7 --top-k 3 --top-p 0.9 --min-p 0.1 --stop END --stop ."
     engine = "--model m --mode piecewise --device cpu --dtype bfloat16 --load-format dummy --attention torch"
-    graphs = "--partition fx --compile inductor"
+    graphs = "--partition fx --compile inductor --on-moved recapture"
     limits = "--max-model-len 128 --max-num-reqs 2 --kv-tokens 256"
     assert ostinato_command("generate", "--prompt", "p", *f"{sampling} {engine} {graphs} {limits}".split()) == 0
     (llm,) = fake_llm.opened
@@ -72,7 +72,7 @@ def test_every_option_reaches_the_engine(fake_llm: Any, ostinato_command: Comman
     config = llm.config
     assert (config.model, config.mode, config.device, config.dtype) == ("m", "piecewise", "cpu", "bfloat16")
     assert (config.load_format, config.attention) == ("dummy", "torch")
-    assert (config.partition, config.compile) == ("fx", "inductor")
+    assert (config.partition, config.compile, config.on_moved) == ("fx", "inductor", "recapture")
     assert (config.max_model_len, config.max_num_reqs, config.kv_tokens) == (128, 2, 256)
 
 

@@ -10,6 +10,7 @@ from ostinato.engine.execution.manifest import CaptureManifest
 from ostinato.engine.execution.memory import MemoryForecast, forecast_memory
 from ostinato.engine.execution.qualify import qualify_steps
 from ostinato.engine.execution.reload import ReloadReport
+from ostinato.engine.execution.shadow_turns import ShadowTurns
 from ostinato.engine.execution.sleep import SleepReport
 from ostinato.engine.execution.step_query import StepQuery
 from ostinato.runtime import (
@@ -38,6 +39,7 @@ __all__ = [
     "QualificationReport",
     "ReloadReport",
     "ResizeReport",
+    "ShadowTurns",
     "SizeSuggestion",
     "SleepReport",
     "StepQuery",

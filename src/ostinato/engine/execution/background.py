@@ -1,8 +1,7 @@
 """Capture in the background: the engine answers at once, and graphs come one by one between its steps.
 
-Policy: which graph is next, and whether there is time for it now. While requests run, captures may take a stated share
-of the time, and none takes more than half of what is left to the earliest deadline; while nothing runs, all of it.
-Called between steps by `LLM`, which has read the step in flight by then.
+Policy: which graph is next; whether there is time for it now, says `TimeShare`. Called between steps by `SpareTime`,
+which has read the step in flight by then.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from ostinato.engine.execution.executor import Executor
+from ostinato.engine.execution.time_share import TimeShare
 from ostinato.runtime import CostTable, GraphKey, LiveBatch, TrafficHistogram, next_to_capture
 
 __all__ = ["BackgroundCapture"]
@@ -22,7 +22,6 @@ __all__ = ["BackgroundCapture"]
 logger = logging.getLogger("ostinato")
 
 _FIRST_GUESS_SECONDS: Final = 0.5  # of a capture, before one was timed: kernels are compiled in it
-_SAFETY: Final = 2.0  # times what a capture took on average, for one that takes longer
 
 
 class BackgroundCapture:
@@ -45,16 +44,10 @@ class BackgroundCapture:
     ) -> None:
         self._executor = executor
         self._traffic = {kind: Counter(getattr(traffic, kind, {})) for kind in ("decode", "mixed")}
-        self._share = share
         self._clock = clock
-        self._began = clock()
-        self._idle_since: float | None = None
-        self._idle_seconds = 0.0
-        self._spent_seconds = 0.0  # in captures beside running requests
+        self._time = TimeShare(share, first_guess_seconds=_FIRST_GUESS_SECONDS, clock=clock)
         self.num_captured = 0
         self.num_failed = 0
-        self.seconds = 0.0
-        """In all captures."""
         self.stopped_by: str | None = None
         """Why no more is captured beside requests, if it is so."""
 
@@ -70,17 +63,8 @@ class BackgroundCapture:
             is_idle: no request is queued or runs.
             earliest_deadline: of all requests, on the same clock; infinity if none has one.
         """
-        now = self._clock()
-        self._count_idle(now, is_idle=is_idle)
-        if self.stopped_by is not None or not self.num_pending:
-            return False
-        if is_idle:
-            return True
-        expected = self.expected_seconds
-        if expected > (earliest_deadline - now) / 2:  # how much its request still needs, nobody knows
-            return False
-        busy = now - self._began - self._idle_seconds
-        return self._spent_seconds + expected <= self._share * busy
+        has_time = self._time.allows(is_idle=is_idle, earliest_deadline=earliest_deadline)
+        return has_time and self.stopped_by is None and self.num_pending > 0
 
     def capture_next(self, *, is_idle: bool) -> GraphKey | None:
         """Capture the graph that the traffic so far gains most from; None if it cannot be, or none is pending."""
@@ -98,12 +82,9 @@ class BackgroundCapture:
         )
         began = self._clock()
         is_captured = self._executor.capture_late(key)
-        seconds = self._clock() - began
-        self.seconds += seconds
+        self._time.spend(self._clock() - began, is_idle=is_idle)
         self.num_captured += is_captured
         self.num_failed += not is_captured
-        if not is_idle:
-            self._spent_seconds += seconds
         return key if is_captured else None
 
     def stop(self, error: Exception) -> None:
@@ -114,8 +95,7 @@ class BackgroundCapture:
     @property
     def expected_seconds(self) -> float:
         """What the next capture may take."""
-        done = self.num_captured + self.num_failed
-        return _SAFETY * self.seconds / done if done else _FIRST_GUESS_SECONDS
+        return self._time.expected_seconds
 
     def to_dict(self) -> dict[str, Any]:
         """``{"pending", "captured", "failed", "seconds", "stopped_by"}``."""
@@ -123,16 +103,9 @@ class BackgroundCapture:
             "pending": self.num_pending,
             "captured": self.num_captured,
             "failed": self.num_failed,
-            "seconds": round(self.seconds, 4),
+            "seconds": round(self._time.seconds, 4),
             "stopped_by": self.stopped_by,
         }
-
-    def _count_idle(self, now: float, *, is_idle: bool) -> None:
-        if is_idle and self._idle_since is None:
-            self._idle_since = now
-        elif not is_idle and self._idle_since is not None:
-            self._idle_seconds += now - self._idle_since
-            self._idle_since = None
 
 
 def _step_ms(costs: CostTable, graph: GraphKey | None, like: GraphKey, size: int) -> float | None:

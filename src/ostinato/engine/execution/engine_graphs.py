@@ -17,6 +17,7 @@ from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.execution.manifest import CaptureManifest
 from ostinato.engine.execution.reload import EngineWeights
+from ostinato.engine.execution.shadow_turns import ShadowTurns
 from ostinato.engine.execution.sleep import EngineSleep, SleepReport
 from ostinato.engine.weights import ProgressReporter
 from ostinato.engine.weights.progress import reporting
@@ -55,7 +56,9 @@ class EngineGraphs:
             self.reasons["manifest"] = why_empty or "used: what went wrong at the last start is left out"
         self.executor = Executor(loaded, sinks=sinks)
         self.background: BackgroundCapture | None = None
-        """Captures what is pending; None where all was captured at first."""
+        """Captures what is pending; None where all was captured at first and stays."""
+        self.shadow = ShadowTurns(self.executor, share=config.shadow_share) if config.shadow_every else None
+        """Compares the steps that a shadow keeps."""
         try:
             self._open(progress)
         except BaseException:
@@ -101,6 +104,8 @@ class EngineGraphs:
             traffic = None if manifest is None else manifest.traffic
             self.background = BackgroundCapture(executor, share=config.capture_share, traffic=traffic)
         else:
+            if config.on_moved == "recapture":
+                self.background = BackgroundCapture(executor, share=config.capture_share)
             with reporting(progress, "warm-up and capture", 2 * len(graphed.pending) or None, "graphs") as bar:
                 executor.prepare(on_key=lambda _key: bar.advance(1))
         if config.dispatch == "measured":

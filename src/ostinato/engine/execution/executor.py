@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from ostinato.engine.attention import (
 from ostinato.engine.execution.batch_slots import batch_slots
 from ostinato.engine.execution.batch_writer import BatchWriter
 from ostinato.engine.execution.graph_settings import graph_settings
+from ostinato.engine.execution.kept_reads import KeptReads
 from ostinato.engine.execution.kv_pool import KvPool
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.execution.memory_budget import SHARE_BEFORE_CAPTURE
@@ -114,6 +116,7 @@ class Executor:
         self._kv_tiers = settings.kv_tiers
         attention = self._attention = get_attention_backend(config.attention, loaded.device.type)
         self._planner = attention if isinstance(attention, PlanningAttentionBackend) else None
+        self._planned: tuple[ScheduledBatch, Tensor, int | None] | None = None  # last of all
         self._model.bind_attention(fuses_rotary=self._attention.fuses_rotary)
         self._model.bind_linears(FusedLinears(_linear_table(loaded)))
         self._shape = AttentionShape(
@@ -167,6 +170,7 @@ class Executor:
         self._in_full_graph = False  # while one is warmed up, captured or qualified
         self._rows_are_requests = False  # in such a graph
         self._has_shadow = config.shadow_every > 0
+        self._kept_reads: KeptReads | None = None  # of the step that waits for its shadow
         self.capture_seconds = 0.0
         self.capture_costs: Mapping[GraphKey, CaptureCost] = {}
         """What each captured key has taken of the device."""
@@ -267,40 +271,50 @@ class Executor:
         Steps are launched in the order in which they were scheduled. A request with a pending token was in the
         step before and sampled there.
         """
-        if self._has_shadow:
-            with torch.inference_mode():
-                self.graphed.finish_shadow()  # before anything of the step that it looks at is overwritten
         return self.launch(batch, self.graphed.decide(self._live_batch(batch)))
+
+    def finish_shadow(self) -> None:
+        """Run the step that a shadow has kept eagerly, if there is one, and compare; no step may be in flight."""
+        try:
+            with torch.inference_mode():
+                self.graphed.finish_shadow()
+        finally:
+            self._kept_reads = None
 
     def launch(self, batch: ScheduledBatch, decision: Decision) -> StepOutput:
         """Launch one step by ``decision``, whose batch is ``batch``; see `execute`."""
         sizes = self.graphed.sizes(decision)
         host = self._staging.open(sizes)
         to_build = self._writer.write(host, batch)
+        if self._has_shadow:
+            self._drop_overtaken_shadow(host["slot_mapping"][: batch.num_tokens])
         self._staging.upload(sizes)
         slots = self.graphed.buffers.views(sizes)
         is_full = decision.runtime_mode is RuntimeMode.FULL
         graph_num_reqs = slots["seq_lens"].shape[0] if is_full else None
         self.plan_attention(batch, host["block_tables"], graph_num_reqs=graph_num_reqs)
+        taken = [decision]  # another one where its graph reads what has moved
         num_sampling = len(batch.sampling)
         token_ids = self._last_ids[1 : 1 + num_sampling]
         with torch.inference_mode():
             if to_build:
                 build_rows(self._token_counts, to_build, self._last_ids)
             if is_full:  # the graph has its metadata in the buffers
-                logits: Tensor = self.graphed.run(decision)[:num_sampling]
-                return StepOutput(logits, token_ids, labels=decision.labels)
+                logits: Tensor = self.graphed.run(decision, on_other=taken.append)[:num_sampling]
+                self._remember_reads(host, batch)
+                return StepOutput(logits, token_ids, labels=taken[-1].labels)
             context = self._with(live_metadata(batch, slots, page_size=self._page_size))
             with set_forward_context(context):
-                hidden: Tensor = self.graphed.run(decision)
+                hidden: Tensor = self.graphed.run(decision, on_other=taken.append)
+            self._remember_reads(host, batch)
             logits = self._model.compute_logits(hidden[slots["sampled_rows"][:num_sampling]])
         if not num_sampling:
-            return StepOutput(logits, token_ids, labels=decision.labels)
+            return StepOutput(logits, token_ids, labels=taken[-1].labels)
         scores, errors = apply_processors(logits, batch.sampling)
         settings, count_rows = slots["settings"][:num_sampling], slots["count_rows"][:num_sampling]
         with torch.inference_mode():
             self._sampling_head(scores, settings, count_rows, self._token_counts, token_ids)
-        return StepOutput(logits, token_ids, errors, decision.labels)
+        return StepOutput(logits, token_ids, errors, taken[-1].labels)
 
     def forward(
         self,
@@ -390,12 +404,27 @@ class Executor:
     def plan_attention(self, batch: ScheduledBatch, block_tables: Tensor, *, graph_num_reqs: int | None) -> None:
         """Let an attention backend that plans prepare the step of ``batch``; see `PlanningAttentionBackend`."""
         if self._planner is not None:
+            if self._has_shadow:
+                self._planned = (batch, block_tables, graph_num_reqs)
             self._planner.plan_step(
                 query_lens=batch.query_lens,
                 seq_lens=batch.ends,
                 block_tables=block_tables,
                 graph_num_reqs=graph_num_reqs,
             )
+
+    def planning_again(self) -> Callable[[], None]:
+        """What lets attention prepare the step that it prepared last, also once it has prepared others."""
+        if self._planner is None or self._planned is None:
+            return _nothing
+        batch, block_tables, graph_num_reqs = self._planned
+        return partial(
+            self._planner.plan_step,
+            query_lens=tuple(batch.query_lens),  # the batch's requests go on
+            seq_lens=tuple(batch.ends),
+            block_tables=block_tables.clone(),
+            graph_num_reqs=graph_num_reqs,
+        )
 
     def close(self) -> None:
         """Give back graphs, then caches, and let go of the model. Idempotent."""
@@ -430,6 +459,24 @@ class Executor:
             )
         self.enter_step(key, metadata)
 
+    def _drop_overtaken_shadow(self, slots: Tensor) -> None:
+        """The next step writes ``slots``, on the host: a step that read one of them cannot be run again."""
+        if self.graphed.shadow_key is None:
+            self._kept_reads = None
+        elif self._kept_reads is None or self._kept_reads.overlap(slots.numpy()):
+            self.graphed.drop_shadow()
+            self._kept_reads = None
+
+    def _remember_reads(self, host: Mapping[str, Tensor], batch: ScheduledBatch) -> None:
+        """If a shadow has kept the step that was just launched: what it read."""
+        if self._has_shadow and self._kept_reads is None and self.graphed.shadow_key is not None:
+            self._kept_reads = KeptReads(
+                host["block_tables"][: batch.num_reqs].numpy(),
+                host["seq_lens"][: batch.num_reqs].numpy(),
+                num_pages=self.num_pages,
+                page_size=self._page_size,
+            )
+
     def _new_writer(self) -> BatchWriter:
         limits = self.limits
         return BatchWriter(
@@ -456,6 +503,10 @@ class Executor:
             veto=Veto.FULL if veto_reason else None,
             veto_reason=veto_reason,
         )
+
+
+def _nothing() -> None:
+    """For attention that plans nothing."""
 
 
 def _linear_table(loaded: LoadedModel) -> LinearTable:

@@ -28,6 +28,7 @@ def graph_settings(config: EngineConfig, device_type: str) -> GraphConfig:
         executables=config.executables,
         outputs="view",
         guards=config.guards,
+        on_moved=config.on_moved,
         shadow_every=config.shadow_every,
         warm_up_runs=2 if device_type == "cuda" and _compiles(config) else 1,
     )

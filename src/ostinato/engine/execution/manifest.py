@@ -29,7 +29,9 @@ from ostinato.runtime import GraphKey, Reason, TrafficHistogram, hardware_name
 
 __all__ = ["CaptureManifest", "KeyVerdict", "Verdict"]
 
-_NO_PART: frozenset[str] = frozenset({"manifest", "seed", "capture", "capture_share", "costs", "dispatch", "overlap"})
+_NO_PART: frozenset[str] = frozenset(
+    {"manifest", "seed", "capture", "capture_share", "costs", "dispatch", "overlap", "on_moved", "shadow_share"}
+)
 """Settings that change no graph."""
 _BLOCKED = {Reason.CAPTURE_FAILED: "failed", Reason.QUARANTINED: "quarantined"}
 

@@ -63,7 +63,8 @@ class EngineWeights:
         is_dummy = model is None and self._config.load_format == "dummy"
         fitting = None if is_dummy else self._read(name, progress)
         graphed = self._executor.graphed
-        graphed.check_guards()  # else graphs would go on with the tensors that were there before
+        self._executor.finish_shadow()  # of a step with the weights that there are
+        graphed.apply_guards()  # else graphs would go on with the tensors that were there before
         self.are_whole = False
         if fitting is None:
             self._executor.model.init_dummy(self._config.seed)

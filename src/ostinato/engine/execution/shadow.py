@@ -47,6 +47,10 @@ class Steps(Protocol):
         """Undo it."""
         ...
 
+    def planning_again(self) -> Callable[[], None]:
+        """What lets attention prepare the step that it prepared last, also once it has prepared others."""
+        ...
+
 
 class EngineShadow:
     """`ShadowOwner` of an executor."""
@@ -78,8 +82,11 @@ class EngineShadow:
         else:
             metadata = get_forward_context().metadata
 
+        plan_again = executor.planning_again()
+
         @contextmanager
         def entered() -> Iterator[None]:
+            plan_again()
             executor.enter_step(key, metadata)
             try:
                 yield

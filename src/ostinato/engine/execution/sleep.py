@@ -54,8 +54,7 @@ class EngineSleep:
         graphed = self._executor.graphed
         before, free_bytes = {key: graphed.why_blocked(key) for key in graphed.keys}, self._free_bytes()
         num_graphs = len(graphed.plans)
-        with torch.inference_mode():
-            graphed.finish_shadow()
+        self._executor.finish_shadow()
         kv_bytes = self._give_back()
         self._before, self.is_asleep = before, True
         self.num_sleeps += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from ostinato.errors import InputSpecError, RuntimeStateError
@@ -109,6 +109,11 @@ class Dispatcher:
     def usable(self, key: GraphKey) -> bool:
         """Whether nothing stands against ``key``."""
         return key not in self._table.blocked
+
+    @property
+    def blocked(self) -> Mapping[GraphKey, Reason]:
+        """The keys that something stands against, with what that is; as it is now."""
+        return self._table.blocked
 
     def why_blocked(self, key: GraphKey) -> Reason | None:
         """What stands against ``key``, if anything does."""

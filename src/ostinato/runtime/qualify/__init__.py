@@ -5,7 +5,7 @@ from ostinato.runtime.qualify.cases import Case, QualificationCases, RandomCases
 from ostinato.runtime.qualify.poison import Poison
 from ostinato.runtime.qualify.qualifier import Qualifier
 from ostinato.runtime.qualify.report import Finding, FindingKind, KeyReport, QualificationReport
-from ostinato.runtime.qualify.shadow import Resume, ShadowOwner, WholeState
+from ostinato.runtime.qualify.shadow import Resume, ShadowCounts, ShadowOwner, WholeState
 from ostinato.runtime.qualify.states import Writes
 from ostinato.runtime.qualify.subject import Subject, integer_ranges, written_state
 
@@ -21,6 +21,7 @@ __all__ = [
     "Qualifier",
     "RandomCases",
     "Resume",
+    "ShadowCounts",
     "ShadowOwner",
     "Subject",
     "WholeState",

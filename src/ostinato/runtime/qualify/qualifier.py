@@ -17,7 +17,7 @@ from ostinato.runtime.qualify.bisect import Culprit
 from ostinato.runtime.qualify.cases import QualificationCases
 from ostinato.runtime.qualify.qualify import bisect_key, qualify_keys
 from ostinato.runtime.qualify.report import KeyReport, QualificationReport
-from ostinato.runtime.qualify.shadow import Shadow, ShadowOwner, WholeState
+from ostinato.runtime.qualify.shadow import Shadow, ShadowCounts, ShadowOwner, WholeState
 from ostinato.runtime.qualify.subject import Subject
 from ostinato.runtime.runners import StepLock
 
@@ -51,6 +51,7 @@ class Qualifier:
         self._owner = owner
         self.shadow: Shadow | None = None
         """Looks at one step in K, from `start_shadow` until `drop`."""
+        self.shadow_counts = ShadowCounts()
 
     def qualify(
         self,
@@ -84,7 +85,13 @@ class Qualifier:
         """Look at one replayed step in ``every`` from now on; 0: at none."""
         if every:
             subject = self.subject
-            self.shadow = Shadow(every, owner=self.owner(), wrapped=subject.wrapped, is_bitwise=subject.is_bitwise)
+            self.shadow = Shadow(
+                every,
+                owner=self.owner(),
+                wrapped=subject.wrapped,
+                is_bitwise=subject.is_bitwise,
+                counts=self.shadow_counts,
+            )
 
     def finish_shadow(self) -> None:
         """Compare the step that the shadow has kept, if any."""
@@ -113,6 +120,8 @@ class Qualifier:
 
     def drop(self) -> None:
         """The graphs are gone: forget the step that was kept."""
+        if self.shadow is not None:
+            self.shadow.drop_kept()
         self.shadow = None
 
     def _retire_outputs(self) -> None:

@@ -1,8 +1,9 @@
 """Shadow: one replayed step in K runs eagerly too, after its outputs were delivered, and is compared.
 
 What it costs: on the step itself, device copies of its inputs, of its live outputs and of the state rows that it
-writes (before and after); before the next step, one eager run and a wait for the device. The callable runs once
-more than it was called, so breaks with effects on the host have them twice. Writes outside the rows that the owner
+writes (before and after); later, between two steps, one eager run and a wait for the device. When, is the caller's
+choice, as long as what the step reads and does not write is still as it was; one step waits at most. The callable runs
+once more than it was called, so breaks with effects on the host have them twice. Writes outside the rows that the owner
 names are not seen here; `qualify` sees them. Used by `Graphed`.
 """
 
@@ -30,7 +31,7 @@ from ostinato.runtime.runners import (
     state_kept,
 )
 
-__all__ = ["Resume", "Shadow", "ShadowOwner", "ShadowVerdict", "WholeState"]
+__all__ = ["Resume", "Shadow", "ShadowCounts", "ShadowOwner", "ShadowVerdict", "WholeState"]
 
 Resume = Callable[[], AbstractContextManager[Any]]
 """Brings back what the callable looked up while it ran."""
@@ -77,6 +78,17 @@ class WholeState:
         return nullcontext
 
 
+@dataclass(slots=True, kw_only=True)
+class ShadowCounts:
+    """What became of the steps that a shadow was to look at."""
+
+    num_compared: int = 0
+    num_skipped: int = 0
+    """Not kept, since another one still waited."""
+    num_dropped: int = 0
+    """Kept and not compared: what they read was overwritten or has moved meanwhile, or their eager run failed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowVerdict:
     """A step that differed from its eager run."""
@@ -111,6 +123,7 @@ class Shadow:
         owner: of the callable's state.
         wrapped: the callable.
         is_bitwise: whether a replay must have the bits of eager.
+        counts: counted here.
     """
 
     def __init__(
@@ -120,6 +133,7 @@ class Shadow:
         owner: ShadowOwner,
         wrapped: WrappedCallable,
         is_bitwise: bool,
+        counts: ShadowCounts,
     ) -> None:
         self._every = every
         self._owner = owner
@@ -127,7 +141,7 @@ class Shadow:
         self._is_bitwise = is_bitwise
         self._num_steps = 0
         self._kept: _Kept | None = None
-        self.num_compared = 0
+        self._counts = counts
 
     @property
     def kept_key(self) -> GraphKey | None:
@@ -136,12 +150,20 @@ class Shadow:
 
     def begin_anew(self, owner: ShadowOwner) -> None:
         """Forget the step that was kept. ``owner``: of the state as it lies now."""
-        self._kept, self._owner = None, owner
+        self.drop_kept()
+        self._owner = owner
+
+    def drop_kept(self) -> None:
+        """Forget the step that was kept, if any: it cannot be compared any more."""
+        self._counts.num_dropped += self._kept is not None
+        self._kept = None
 
     def replayed(self, plan: CapturedPlan, live: LiveBatch, sizes: Sizes) -> Any:
-        """The outputs of a step that ``plan`` replays; every K-th is kept for `finish`."""
+        """The outputs of a step that ``plan`` replays; every K-th is kept for `finish`, unless one is kept already."""
         self._num_steps += 1
-        if self._num_steps % self._every:
+        is_due = self._num_steps % self._every == 0
+        if not is_due or self._kept is not None:
+            self._counts.num_skipped += is_due
             return plan.replay(live.num_tokens)
         key = plan.key
         rows = self._owner.written(key, live)
@@ -171,13 +193,17 @@ class Shadow:
         if kept is None:
             return None
         key = kept.plan.key
-        with state_kept(kept.touched):
-            kept.before.restore()
-            with generators_kept(self._wrapped.device, begin_at=kept.random), kept.resume():
-                outputs, changed = run_watched(self._wrapped.bind(key), kept.plan)
-            expected = map_tensors(self._owner.cut(key, kept.live, outputs), torch.clone)
-            by_eager = Snapshot(kept.rows).saved
-        self.num_compared += 1
+        try:
+            with state_kept(kept.touched):
+                kept.before.restore()
+                with generators_kept(self._wrapped.device, begin_at=kept.random), kept.resume():
+                    outputs, changed = run_watched(self._wrapped.bind(key), kept.plan)
+                expected = map_tensors(self._owner.cut(key, kept.live, outputs), torch.clone)
+                by_eager = Snapshot(kept.rows).saved
+        except BaseException:
+            self._counts.num_dropped += 1
+            raise
+        self._counts.num_compared += 1
         if changed is not None:  # the cause of what else differs
             return ShadowVerdict(key=key, what=str(changed), where=str(changed.context.get("source", "")))
         gap, _ = find_gap(expected, kept.outputs, is_exact=self._is_bitwise)

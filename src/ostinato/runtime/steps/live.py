@@ -125,24 +125,26 @@ class LiveSteps:
         with torch.no_grad():
             return self._run_eagerly(decision, lambda: wrapped.fn(*args, **kwargs))
 
-    def run(self, decision: Decision) -> Any:
+    def run(self, decision: Decision, *, on_other: Callable[[Decision], None] | None = None) -> Any:
         """See `Graphed.run`."""
         with self._lock, no_grad():
             if decision.key is not None:
                 plan = self._replay(decision.key, decision)
                 if plan is not None:
                     return self._delivery.lend(plan, decision.live.num_tokens)
-                return self._run_in_place(decision, decision.key)
+                return self._run_in_place(decision, decision.key, on_other)
             fn = self._wrapped.fn
             args, kwargs = self._wrapped.arguments(self.sizes(decision))
             return self._run_eagerly(decision, lambda: fn(*args, **kwargs))
 
-    def _run_in_place(self, decision: Decision, key: GraphKey) -> Any:
+    def _run_in_place(self, decision: Decision, key: GraphKey, on_other: Callable[[Decision], None] | None) -> Any:
         """A step that was to replay ``key``, run eagerly on the buffers as they are: at the padded sizes."""
         resume = self._qualifier.owner().resume(key)
         eager = dataclasses.replace(
             _moved(decision, key), padded_tokens=decision.padded_tokens, padded_reqs=decision.padded_reqs
         )
+        if on_other is not None:
+            on_other(eager)
         with resume():
             outputs = self._run_eagerly(eager, self._wrapped.bind(key))
         return self._delivery.lend_eager(outputs, decision.live.num_tokens)

@@ -136,3 +136,32 @@ def test_steps_write_only_their_own_slots(make_planned: PlannedMaker, helpers: A
         assert executor.execute(batch).logits.isfinite().all(), "a slot that nobody wrote was read"
         changed = helpers.changed_slots(before, helpers.flat_caches(executor))
         assert changed - {0} == set(make.slots(batch.items, new_only=True))
+
+
+def test_a_shadow_plans_its_own_step_again(
+    make_planned: PlannedMaker, helpers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+    real = FlashInferAttention.plan_step
+
+    def plan_step(self: FlashInferAttention, **step: Any) -> None:
+        seen.append({**step, "block_tables": step["block_tables"].clone()})
+        real(self, **step)
+
+    executor = make_planned(mode="full_and_piecewise", token_sizes=(16,), shadow_every=1)
+    monkeypatch.setattr(FlashInferAttention, "plan_step", plan_step)
+    serving = helpers.Serving(executor)
+    serving.scheduler.add(Request(request_id="a", prompt_token_ids=[5, 6, 7]))
+    serving.step()  # is kept
+    serving.scheduler.add(Request(request_id="b", prompt_token_ids=[8] * 9))
+    for _ in range(3):
+        serving.step()
+    kept, last, num_before = seen[0], seen[-1], len(seen)
+    executor.finish_shadow()
+    (again,) = seen[num_before:]
+    assert tuple(again["query_lens"]) == tuple(kept["query_lens"]) != tuple(last["query_lens"])
+    assert tuple(again["seq_lens"]) == (3,) and again["graph_num_reqs"] == kept["graph_num_reqs"]
+    assert again["block_tables"].equal(kept["block_tables"])
+    counts = executor.graphed.shadow_counts
+    assert (counts.num_compared, counts.num_skipped, counts.num_dropped) == (1, 3, 0)
+    assert all(executor.graphed.why_blocked(key) is None for key in executor.graphed.keys)

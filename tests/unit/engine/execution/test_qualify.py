@@ -210,7 +210,9 @@ def serve(executor: Executor, helpers: Any) -> list[Tensor]:
     given = []
     for number, length in enumerate((5, 11, 3)):
         serving.scheduler.add(Request(request_id=str(number), prompt_token_ids=list(range(7, 7 + length))))
-        given += [serving.step()[1].clone() for _ in range(3)]
+        for _ in range(3):
+            given.append(serving.step()[1].clone())
+            executor.finish_shadow()
     return given
 
 
@@ -218,10 +220,8 @@ def test_shadows_of_sound_steps_change_nothing(make_executor: ExecutorMaker, hel
     plain = serve(make_executor(mode="full_and_piecewise", **SMALL, **ONE_TIER), helpers)
     executor = make_executor(mode="full_and_piecewise", **SMALL, **ONE_TIER, shadow_every=1)
     shadowed = serve(executor, helpers)
-    with torch.inference_mode():
-        executor.graphed.finish_shadow()
-    shadow = executor.graphed._qualifier.shadow
-    assert shadow is not None and shadow.num_compared == len(plain)
+    counts = executor.graphed.shadow_counts
+    assert (counts.num_compared, counts.num_skipped, counts.num_dropped) == (len(plain), 0, 0)
     taken = executor.graphed.counters
     assert set(taken.by_runtime_mode) == {"FULL", "PIECEWISE"} and "QUARANTINED" not in taken.by_reason
     assert all(torch.equal(a, b) for a, b in zip(plain, shadowed, strict=True))
@@ -232,7 +232,6 @@ def test_a_shadow_finds_a_baked_number_while_serving(make_executor: ExecutorMake
     executor = make_executor(mode="full_decode_only", **SMALL, **ONE_TIER, shadow_every=1)
     executor.graphed._bus.subscribe(sink)
     executor.execute(helpers.BatchMaker(executor)([(30, 1)], is_decode=True))  # captured with one page: it has eight
-    with torch.inference_mode():
-        executor.graphed.finish_shadow()
+    executor.finish_shadow()
     (event,) = [e for e in sink.events if isinstance(e, KeyQuarantined)]
     assert (event.found_by, event.key) == ("shadow", "FULL tokens=1 reqs=1 query_len=1 kv_tier=40")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ostinato.errors import ConfigError
-from ostinato.runtime import GraphConfig, Graphed, Reason, graph_break
+from ostinato.runtime import GraphConfig, Graphed, LiveBatch, Reason, graph_break
 from ostinato.telemetry import KeyQuarantined, MemorySink
 
 ROWS = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
@@ -135,3 +135,35 @@ def test_release_drops_what_was_kept():
 def test_bad_periods(every):
     with pytest.raises(ConfigError, match="shadow_every"):
         GraphConfig(shadow_every=every)
+
+
+def test_one_step_waits_at_most_and_can_be_dropped():
+    """As an engine does it, which chooses when to compare."""
+    holder = SimpleNamespace(value=2)
+    sink = MemorySink()
+    with opened(lambda x: x * holder.value, every=2, sink=sink) as graphed:
+        decision = graphed.decide(LiveBatch(num_tokens=4))
+        (slot,) = graphed.buffers.views(graphed.sizes(decision)).values()
+
+        def steps(count):
+            for _ in range(count):
+                slot.copy_(ROWS)
+                graphed.run(decision)
+
+        counts = graphed.shadow_counts
+        steps(1)
+        assert graphed.shadow_key is None
+        steps(6)
+        assert graphed.shadow_key == decision.key
+        assert (counts.num_compared, counts.num_skipped, counts.num_dropped) == (0, 2, 0)
+        holder.value = 3
+        graphed.drop_shadow()
+        graphed.finish_shadow()
+        assert graphed.shadow_key is None and not [e for e in sink.events if isinstance(e, KeyQuarantined)]
+        assert (counts.num_compared, counts.num_dropped) == (0, 1)
+        steps(2)
+        slot.zero_()  # what was kept is the step's own
+        graphed.finish_shadow()
+        assert slot.eq(0).all(), "and what stands there now is put back"
+        assert [e.found_by for e in sink.events if isinstance(e, KeyQuarantined)] == ["shadow"]
+        assert (counts.num_compared, counts.num_skipped) == (1, 2)
