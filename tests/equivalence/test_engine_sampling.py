@@ -186,12 +186,12 @@ def test_interrupted_steps_change_no_token(
         executor = llm._require_open()
         run, num_runs, num_interrupts = executor.graphed.run, 0, 0
 
-        def interrupted(decision: Any) -> Any:
+        def interrupted(decision: Any, **more: Any) -> Any:
             nonlocal num_runs
             num_runs += 1
             if num_runs % 5 == 0:
                 raise KeyboardInterrupt
-            outputs = run(decision)
+            outputs = run(decision, **more)
             if num_runs % 5 == 2:
                 raise KeyboardInterrupt
             return outputs
@@ -230,9 +230,9 @@ def test_steps_with_logits_processors_are_not_full_and_say_why(
         graphed = llm._require_open().graphed
         run = graphed.run
 
-        def noted(decision: Decision) -> Any:
+        def noted(decision: Decision, **more: Any) -> Any:
             decisions.append(decision)
-            return run(decision)
+            return run(decision, **more)
 
         monkeypatch.setattr(graphed, "run", noted)
         params = SamplingParams(max_tokens=6, temperature=1.5, seed=1, ignore_eos=True)

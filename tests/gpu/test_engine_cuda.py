@@ -371,13 +371,13 @@ def test_a_decode_replay_allocates_nothing_and_waits_for_nothing(
         run = executor.graphed.run
         counted: list[int] = []
 
-        def watched(decision: Any) -> Any:
+        def watched(decision: Any, **more: Any) -> Any:
             assert decision.runtime_mode is RuntimeMode.FULL
             torch.cuda.synchronize()
             before = torch.cuda.memory_stats()
             torch.cuda.set_sync_debug_mode("error")
             try:
-                output = run(decision)
+                output = run(decision, **more)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
             after = torch.cuda.memory_stats()

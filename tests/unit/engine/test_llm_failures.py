@@ -92,10 +92,10 @@ def fail_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, BaseException]
     def plant(number: int, error: BaseException) -> None:
         run, calls = Graphed.run, 0
 
-        def fails_once(self: Graphed, decision: Any) -> Any:
+        def fails_once(self: Graphed, decision: Any, **more: Any) -> Any:
             nonlocal calls
             calls += 1
-            output = run(self, decision)
+            output = run(self, decision, **more)
             if calls == number:
                 raise error
             return output

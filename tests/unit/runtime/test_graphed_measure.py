@@ -131,9 +131,9 @@ def test_the_shadow_looks_at_no_measured_step(ready):
     graphed = ready(lambda x: x * 2, X, mode="full", sizes=(4,), shadow_every=1)
     shadow = graphed._qualifier.shadow
     graphed.measure(budget_seconds=0.01)
-    assert graphed._qualifier.shadow is shadow and shadow.num_compared == 0
+    assert graphed._qualifier.shadow is shadow and graphed.shadow_counts.num_compared == 0
     graphed.finish_shadow()
-    assert shadow.num_compared == 0
+    assert graphed.shadow_counts.num_compared == 0
 
 
 def test_a_quarantined_key_is_not_measured(ready):
