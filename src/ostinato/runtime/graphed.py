@@ -478,7 +478,7 @@ class Graphed:
         Args:
             steps: of the caller's own; by default the batches of warm-up, with random rows.
             sizes: only buckets of these numbers of tokens; by default all, and eager at some of them.
-            budget_seconds: for all of it; what each step takes five times is spent in any case.
+            budget_seconds: for all of it; what each step takes nine times is spent in any case.
             clock: seconds.
             on_step: told of each of the five turns of each step (for a progress bar).
 

@@ -110,10 +110,15 @@ class EngineSteps:
         return ScheduledRequest(request, start, num_new, True, is_decode)
 
 
+_BUDGET_SECONDS: Final = {"cpu": 1.0, "cuda": 4.0}
+"""A device is worth four times as much: where its host slows down for a second, undisturbed turns are left."""
+
+
 def measure_costs(executor: Executor, *, on_step: Callable[[], None] | None = None) -> CostTable:
     """Time the steps of ``executor``, which is idle, and let it decide by them. See `Graphed.measure`."""
     try:
-        return executor.graphed.measure(steps=EngineSteps(executor), on_step=on_step)
+        budget = _BUDGET_SECONDS["cuda" if executor.graphed.buffers.arena.is_cuda else "cpu"]
+        return executor.graphed.measure(steps=EngineSteps(executor), budget_seconds=budget, on_step=on_step)
     finally:
         executor.forget_requests()
         executor.leave_step()

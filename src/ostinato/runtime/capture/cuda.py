@@ -316,9 +316,8 @@ class CudaBackend:
             if "unjoined" in str(error):  # cudaErrorStreamCaptureUnjoined
                 raise unjoined(self._streams.suspects()) from error
             raise CaptureError("the device had invalidated the capture", at=user_frame()) from error
-        source = opened.graph.raw_cuda_graph()
-        num_nodes = count_nodes(source)
-        placement = self._executables.place(source, num_nodes, draws=self._watch.draws)
+        num_nodes = count_nodes(opened.graph.raw_cuda_graph())
+        placement = self._executables.place(opened.graph, num_nodes, draws=self._watch.draws)
         if num_nodes:
             if placement is None:
                 opened.graph.instantiate()
@@ -424,7 +423,7 @@ class CudaBackend:
         self._num_graphs -= 1
         self._executables.close(graph.placement, graph.num_nodes)
 
-    def _instantiate(self, source: int) -> CudaExecutable:
+    def _instantiate(self, source: torch.cuda.CUDAGraph) -> CudaExecutable:
         return CudaExecutable(source, self.device)
 
 

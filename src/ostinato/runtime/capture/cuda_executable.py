@@ -55,9 +55,9 @@ def require_updates() -> None:
 
 
 class CudaExecutable:
-    """`Instance` of the CUgraph at address ``source``."""
+    """`Instance` made from ``source``: torch's graph rather than its address, so that who may be loaded stays alive."""
 
-    def __init__(self, source: int, device: torch.device) -> None:
+    def __init__(self, source: torch.cuda.CUDAGraph, device: torch.device) -> None:
         self._device = device
         self._handle = ctypes.c_void_p()
         self._result = _UpdateResult()
@@ -65,15 +65,15 @@ class CudaExecutable:
         with torch.cuda.device(device):
             _bind_context(device)
             _check(
-                driver().cuGraphInstantiateWithFlags(ctypes.byref(self._handle), ctypes.c_void_p(source), _FLAGS),
+                driver().cuGraphInstantiateWithFlags(ctypes.byref(self._handle), _address(source), _FLAGS),
                 "make an executable of a graph",
             )
 
-    def update(self, source: int) -> bool:
+    def update(self, source: torch.cuda.CUDAGraph) -> bool:
         """See `Instance.update`."""
         with torch.cuda.device(self._device):
             _bind_context(self._device)
-            status = self._update(self._handle, ctypes.c_void_p(source), ctypes.byref(self._result))
+            status = self._update(self._handle, _address(source), ctypes.byref(self._result))
         if status in _REFUSED:
             return False
         _check(status, "update an executable")
@@ -91,6 +91,10 @@ class CudaExecutable:
         handle, self._handle = self._handle, ctypes.c_void_p()
         if handle:
             _check(driver().cuGraphExecDestroy(handle), "destroy an executable")
+
+
+def _address(graph: torch.cuda.CUDAGraph) -> ctypes.c_void_p:
+    return ctypes.c_void_p(graph.raw_cuda_graph())
 
 
 def _bind_context(device: torch.device) -> None:

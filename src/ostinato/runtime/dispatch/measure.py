@@ -21,9 +21,9 @@ __all__ = ["StepRun", "StepsToTime", "TimedStep", "measure_steps", "spaced", "st
 _MOST_APART: Final = 1.5
 """Ratio of neighbouring sizes at which eager is measured. Between them its cost is taken to be linear; that of graphs
 is not, since kernels change with the bucket: each is measured."""
-_ROUNDS: Final = 4
-"""Even: there and back again. Of a steady drift an eighth is left in what is compared."""
-_MOST_REPEATS: Final = 24
+_ROUNDS: Final = 8
+"""Even: there and back again. Of a steady drift a sixteenth is left in what is compared."""
+_MOST_REPEATS: Final = 32
 
 
 class StepRun(NamedTuple):
@@ -112,9 +112,9 @@ def measure_steps(
 
     Args:
         timed: seconds of one call, the device's work included.
-        budget_seconds: to spend on all of them. Each is run once to get warm and four times to be timed, at whatever
+        budget_seconds: to spend on all of them. Each is run once to get warm and eight times to be timed, at whatever
             price; what is left buys repeats, the same time for each, so that short steps have more.
-        on_step: told of each turn, five for each step in all (for a progress bar).
+        on_step: told of each turn, nine for each step in all (for a progress bar).
     """
     runs = [steps.step(step.decision, step.like) for step in todo]
     seconds: list[list[float]] = [[] for _ in todo]
