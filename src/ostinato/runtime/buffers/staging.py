@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from numpy.typing import NDArray
 
 from ostinato.runtime.buffers.slots import NUM_REQS, NUM_TOKENS
 from ostinato.runtime.buffers.static import Sizes, StaticBuffers
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["HostSlots", "Staging"]
 
