@@ -33,6 +33,8 @@ class StreamApi:
     current: Callable[[], Any]
     is_capturing: Callable[[Any], bool] | None
     """Asks the device; None where there is none and the book-keeping alone decides."""
+    current_key: Callable[[], Hashable] | None = None
+    """What `key` is of the current stream, without making the object: asked at each op. None: there is no such way."""
 
     def key(self, stream: Any) -> Hashable:
         """Equal for two objects of one stream."""
@@ -54,7 +56,13 @@ def cuda_streams() -> StreamApi:
         event_class=torch.cuda.Event,
         current=torch.cuda.current_stream,
         is_capturing=_is_capturing,
+        current_key=_accelerator_key if hasattr(torch, "accelerator") else None,
     )
+
+
+def _accelerator_key() -> Hashable:
+    stream = torch.accelerator.current_stream()  # in C++, where torch.cuda.current_stream is a Python object's making
+    return (stream.device_index, stream.stream_id)
 
 
 def cpu_streams() -> StreamApi:
@@ -77,6 +85,7 @@ class StreamWatch:
         self._log = ForkLog()
         self._thread: int | None = None
         self._is_inside = False  # a method of ours calls others of ours
+        self._current_key = self._slow_key
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -104,7 +113,9 @@ class StreamWatch:
 
     def begin(self) -> None:
         """A segment begins on the current stream."""
-        self._log.open(self._api.key(self._api.current()))
+        origin, fast = self._slow_key(), self._api.current_key
+        self._current_key = fast if fast is not None and fast() == origin else self._slow_key
+        self._log.open(origin)
 
     def close(self) -> None:
         """The segment is over; `forks` still tells of it."""
@@ -120,7 +131,7 @@ class StreamWatch:
 
     def is_forked(self) -> bool:
         """Whether the current stream is of the open segment, as far as was seen."""
-        return self._log.has(self._api.key(self._api.current()))
+        return self._log.has(self._current_key())
 
     def current_name(self) -> str:
         """What errors call the current stream."""
@@ -128,10 +139,9 @@ class StreamWatch:
 
     def note_op(self, func: Any, *, has_fresh_result: bool) -> None:
         """An op of the open segment ran on the current stream. Views and uninitialised memory are no work."""
-        stream = self._api.current()
-        key = self._api.key(stream)
+        key = self._current_key()
         if not self._log.has(key):  # the device says that it captures, and no wait was seen
-            self._adopt(stream)
+            self._adopt(self._api.current())
         if func._schema.is_mutable or (has_fresh_result and op_name(func) not in UNINITIALISED_OPS):
             self._log.work(key)
 
@@ -147,6 +157,9 @@ class StreamWatch:
                 at=user_frame(),
             )
         return None
+
+    def _slow_key(self) -> Hashable:
+        return self._api.key(self._api.current())
 
     def _fork(self, stream: Any) -> Fork:
         return Fork(stream=stream, name=self._api.name(stream), parent="a stream that was not seen", at=user_frame())

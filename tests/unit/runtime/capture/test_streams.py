@@ -1,5 +1,6 @@
 """What the watch of streams does where a device has the last word: streams and events that tell what a GPU would."""
 
+import dataclasses
 import threading
 from types import SimpleNamespace
 
@@ -85,6 +86,33 @@ def run(segment, device, stream):
     device.current = stream
     segment.watch.note_op(ADD, has_fresh_result=True)
     device.current = segment.main
+
+
+@pytest.mark.parametrize(("offset", "asks"), [(0, 0), (7, 2)], ids=["agrees", "means something else"])
+def test_the_quick_key_is_used_where_it_agrees_with_the_object(api, device, offset, asks):
+    asked = []
+
+    def current():
+        asked.append(device.current)
+        return device.current
+
+    def quick():
+        return (device.current.device_index, device.current.stream_id + offset)
+
+    watch = StreamWatch(dataclasses.replace(api, current=current, current_key=quick))
+    main = device.current = api.stream_class()
+    device.capturing.add(main.stream_id)
+    with watch.session():
+        watch.begin()
+        side = api.stream_class()
+        side.wait_stream(main)
+        device.current = side
+        asked.clear()
+        for _ in range(2):
+            watch.note_op(ADD, has_fresh_result=True)
+        assert len(asked) == asks
+        device.current = main
+        assert len(watch.check_end().context["streams"]) == 1
 
 
 def test_names_are_the_handles(segment, device):
