@@ -203,7 +203,8 @@ class StreamWatch:
             at=user_frame(),
         )
 
-    # What takes the place of torch's methods, with torch's names of arguments. Each passes through for other threads, and inside of one another.
+    # What takes the place of torch's methods, with torch's names of arguments. Each passes through for other threads,
+    # and inside of one another.
 
     def _wait_stream(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wait_stream(waiting: Any, stream: Any) -> Any:
