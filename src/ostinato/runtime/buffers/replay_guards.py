@@ -196,7 +196,7 @@ class PlanGuards:
                 watched.settle()
 
     def versions(self) -> list[int]:
-        """Of the registered tensors: how often torch has seen each written in place; a device's replays do not count."""
+        """Of the registered tensors: how often torch has seen each written in place, a device's replays apart."""
         registered = [w.alias for group in self._rotating for w in group.watched if w.place and w.place.is_registered]
         return [0 if tensor.is_inference() else tensor._version for tensor in registered]
 
