@@ -348,6 +348,7 @@ class LLM:
         Raises:
             RuntimeStateError: it does not sleep.
             OutOfMemoryError, CaptureError: the memory was taken by others, or no key can be captured; it sleeps on.
+            AddressChangedError: something that a graph reads does not lie where it was captured; it sleeps on.
         """
         with self._lock:
             self._require_open()

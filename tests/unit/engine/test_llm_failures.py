@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from ostinato import LLM
+from ostinato.engine.execution import BackgroundCapture
 from ostinato.engine.request import FinishReason, SamplingParams
+from ostinato.engine.sampling import PendingSample
 from ostinato.errors import EngineDeadError, EngineError, OutOfMemoryError, RequestError, StepFailedError
 from ostinato.runtime import Graphed, LiveBatch, Reason
 from ostinato.runtime.runners import BreakStep
@@ -205,6 +207,26 @@ def test_threads_that_wait_when_the_device_is_lost_are_all_told(mortal: LLM, fai
         thread.join(timeout=60)
         assert not thread.is_alive(), "a thread hangs"
     assert set(told) <= {"EngineDeadError", "refused"} and told.count("EngineDeadError") >= 4
+
+
+def test_a_device_lost_while_steps_are_read_for_a_capture(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captures go on between steps, but not before all requests were told."""
+
+    def lost(_self: PendingSample) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with LLM(str(folder), overlap=True, capture="background", capture_share=0.0, **SETTINGS) as engine:
+        names = [engine.add_request(prompt, TEN) for prompt in GOOD]
+        engine.step()
+        assert engine._loop.is_ahead
+        monkeypatch.setattr(BackgroundCapture, "is_due", lambda self, **_: bool(self.num_pending))
+        monkeypatch.setattr(PendingSample, "read", lost)
+        updates = engine.step()
+        assert [update.request_id for update in updates] == names
+        assert all(isinstance(update.error, EngineDeadError) for update in updates)
+        assert not engine.has_work()
+        with pytest.raises(EngineDeadError, match="illegal memory access"):
+            engine.step()
 
 
 def test_a_consumer_that_raises_ends_its_stream_alone(llm: LLM, expected: list[list[int]]) -> None:

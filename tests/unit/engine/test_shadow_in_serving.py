@@ -184,6 +184,35 @@ def test_an_eager_run_that_fails_harms_no_request(
         assert shadow["compared"] == 0 and shadow["dropped"] > 0 and "division by zero" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda llm: llm.capture_pending(),
+        lambda llm: llm.qualify(),
+        lambda llm: llm.reload_weights(),
+        lambda llm: llm.sleep(),
+        lambda llm: llm._require_open().resize(sizes=None, decode_sizes=(4,)),
+    ],
+    ids=["capture", "qualify", "reload", "sleep", "resize"],
+)
+def test_an_eager_run_that_fails_harms_nothing_that_finishes_it(
+    tiny: str, work: Callable[[LLM], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM(tiny, **SETTINGS, shadow_every=1, shadow_share=0.0, capture="background", capture_share=0.0) as llm:
+        executor = llm._require_open()
+        executor.capture_late(executor.graphed.pending[0])
+        answers(llm)
+        assert llm.stats()["shadow"]["waiting"] == 1
+        with monkeypatch.context() as broken:
+            broken.setattr("ostinato.runtime.qualify.shadow.run_watched", lambda *_: 1 / 0)
+            broken.setattr(ShadowTurns, "is_due", lambda *_, **__: False)
+            llm.step()  # captures, as nothing runs
+            assert llm.stats()["graphs"]["background"]["stopped_by"] is None
+            answers(llm)
+            work(llm)
+        assert llm.stats()["shadow"]["waiting"] == 0 and llm.stats()["shadow"]["dropped"] >= 2
+
+
 def test_other_weights_are_not_held_against_a_step_with_the_old_ones(tiny: str, tmp_path: Any) -> None:
     sink, other = MemorySink(), str(write_tiny_model(tmp_path, seed=5))
     with LLM(tiny, **SETTINGS, shadow_every=2, shadow_share=0.0, sinks=[sink]) as llm:

@@ -11,7 +11,14 @@ import torch
 from ostinato import LLM
 from ostinato.engine.execution.kv_pool import KvPool
 from ostinato.engine.request import SamplingParams
-from ostinato.errors import AsleepError, CaptureError, ClosedError, OutOfMemoryError, RuntimeStateError
+from ostinato.errors import (
+    AddressChangedError,
+    AsleepError,
+    CaptureError,
+    ClosedError,
+    OutOfMemoryError,
+    RuntimeStateError,
+)
 from ostinato.runtime import Graphed, Reason
 from ostinato.testing.tiny_models import write_tiny_model
 
@@ -176,3 +183,30 @@ def _raising(error: Exception) -> Any:
         raise error
 
     return call
+
+
+@pytest.mark.parametrize("capture", ["eager", "background"])
+def test_waking_looks_whether_all_lies_where_graphs_read_it(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capture: str
+) -> None:
+    settings = {**SETTINGS, "capture": capture, "capture_share": 0.0}
+    with LLM(folder, mode="full_and_piecewise", **settings) as llm:
+        before = answers(llm)
+        if capture == "background":
+            llm.step()  # one graph of several
+        llm.sleep()
+        executor = llm._require_open()
+
+        def moves(_self: Graphed) -> None:
+            for tensor in executor.model.parameters():
+                tensor.data = tensor.data.clone()
+            check(_self)
+
+        check = Graphed.check_guards
+        with monkeypatch.context() as patch:
+            patch.setattr(Graphed, "check_guards", moves)  # after the last capture
+            with pytest.raises(AddressChangedError, match="moved since capture"):
+                llm.wake()
+        assert llm.stats()["sleep"]["state"] == "asleep" and llm.stats()["graphs"]["count"] == 0
+        llm.wake()
+        assert answers(llm) == before

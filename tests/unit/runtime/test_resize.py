@@ -354,6 +354,8 @@ def test_a_step_that_waited_for_the_shadow_to_go_goes_on():
             pass
 
     qualifier = Qualifier(None, lock=ClosesMeanwhile(), quarantine=None)
-    qualifier.shadow = Shadow(1, owner=None, wrapped=None, is_bitwise=True, counts=qualifier.shadow_counts)
+    qualifier.shadow = Shadow(
+        1, owner=None, wrapped=None, is_bitwise=True, versions=lambda _key: [], counts=qualifier.shadow_counts
+    )
     qualifier.finish_shadow()
     assert qualifier.shadow is None

@@ -8,6 +8,7 @@ position. Logits processors run on the host, between the two: their steps take n
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -59,6 +60,8 @@ from ostinato.runtime import (
 from ostinato.telemetry import Sink
 
 __all__ = ["Executor", "StepLimits", "StepOutput"]
+
+logger = logging.getLogger("ostinato")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +192,7 @@ class Executor:
 
     def capture_late(self, key: GraphKey) -> bool:
         """Warm up and capture ``key``, which is pending; whether that went well. No step may be in flight."""
+        self.finish_shadow()
         try:
             with torch.inference_mode():
                 report = self.graphed.capture_late([key])
@@ -237,6 +241,7 @@ class Executor:
 
         Raises: what `Graphed.resize` does.
         """
+        self.finish_shadow()
         try:
             with torch.inference_mode():
                 report = self.graphed.resize(sizes=sizes, decode_sizes=decode_sizes, on_key=on_key)
@@ -274,10 +279,15 @@ class Executor:
         return self.launch(batch, self.graphed.decide(self._live_batch(batch)))
 
     def finish_shadow(self) -> None:
-        """Run the step that a shadow has kept eagerly, if there is one, and compare; no step may be in flight."""
+        """Run the step that a shadow has kept eagerly, if there is one, and compare; no step may be in flight.
+
+        An eager run that fails is logged: nothing else may fail for a look at a step that is over.
+        """
         try:
             with torch.inference_mode():
                 self.graphed.finish_shadow()
+        except Exception as error:  # too little memory, say
+            logger.error("a shadow could not run, its step is not compared: %s: %s", type(error).__name__, error)
         finally:
             self._kept_reads = None
 

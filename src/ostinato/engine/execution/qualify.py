@@ -61,6 +61,7 @@ def qualify_steps(
 
     Raises: what `Graphed.qualify` does.
     """
+    executor.finish_shadow()
     try:
         with torch.inference_mode():
             return executor.graphed.qualify(keys=keys, cases=EngineCases(executor, seed=seed), on_key=on_key)

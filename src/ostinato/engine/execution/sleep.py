@@ -74,6 +74,7 @@ class EngineSleep:
         Raises:
             RuntimeStateError: it does not sleep.
             OutOfMemoryError: somebody else has taken the memory; it sleeps on.
+            AddressChangedError: something that a graph reads does not lie where it was captured; it sleeps on.
             CaptureError: no key at all could be captured; it sleeps on.
         """
         if not self.is_asleep:
@@ -100,6 +101,7 @@ class EngineSleep:
         if Reason.NOT_CAPTURED_YET not in before.values():
             executor.capture(on_key=on_key)
             executor.kv_pool.take_back()
+            executor.graphed.check_guards()
             return
         executor.graphed.defer_capture()  # the others come in the background, as before
         executor.kv_pool.take_back()
@@ -107,6 +109,7 @@ class EngineSleep:
             executor.capture_late(key)
             if on_key is not None:
                 on_key(key)
+        executor.graphed.check_guards()
 
     def _give_back(self) -> int:
         """The bytes of the cache."""

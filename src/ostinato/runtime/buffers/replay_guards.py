@@ -195,6 +195,11 @@ class PlanGuards:
             for watched in group.watched:
                 watched.settle()
 
+    def versions(self) -> list[int]:
+        """Of the registered tensors: how often torch has seen each written in place, a device's replays apart."""
+        registered = [w.alias for group in self._rotating for w in group.watched if w.place and w.place.is_registered]
+        return [0 if tensor.is_inference() else tensor._version for tensor in registered]
+
     def check(self) -> None:
         """Look at what is due.
 

@@ -216,15 +216,16 @@ class StreamWatch:
             at=user_frame(),
         )
 
-    # What takes the place of torch's methods. Each passes through for other threads, and inside of one another.
+    # What takes the place of torch's methods, with torch's names of arguments. Each passes through for other threads,
+    # and inside of one another.
 
     def _wait_stream(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def wait_stream(stream: Any, other: Any) -> Any:
+        def wait_stream(waiting: Any, stream: Any) -> Any:
             if not self._is_watched():
-                return original(stream, other)
+                return original(waiting, stream)
             event = object()  # stands for the one that torch makes inside
-            self._note_record(event, other)
-            return self._wait_for(stream, event, lambda: self._runs_inside(original, stream, other))
+            self._note_record(event, stream)
+            return self._wait_for(waiting, event, lambda: self._runs_inside(original, waiting, stream))
 
         return wait_stream
 

@@ -90,6 +90,7 @@ class Qualifier:
                 owner=self.owner(),
                 wrapped=subject.wrapped,
                 is_bitwise=subject.is_bitwise,
+                versions=subject.captured.versions,
                 counts=self.shadow_counts,
             )
 

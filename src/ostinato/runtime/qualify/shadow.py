@@ -113,6 +113,7 @@ class _Kept:
     random: list[torch.Tensor]
     after: Mapping[str, torch.Tensor]
     outputs: Any
+    versions: list[int]
 
 
 class Shadow:
@@ -123,6 +124,7 @@ class Shadow:
         owner: of the callable's state.
         wrapped: the callable.
         is_bitwise: whether a replay must have the bits of eager.
+        versions: of the weights that a key reads: others once one was written.
         counts: counted here.
     """
 
@@ -133,6 +135,7 @@ class Shadow:
         owner: ShadowOwner,
         wrapped: WrappedCallable,
         is_bitwise: bool,
+        versions: Callable[[GraphKey], list[int]],
         counts: ShadowCounts,
     ) -> None:
         self._every = every
@@ -141,6 +144,7 @@ class Shadow:
         self._is_bitwise = is_bitwise
         self._num_steps = 0
         self._kept: _Kept | None = None
+        self._versions = versions
         self._counts = counts
 
     @property
@@ -184,11 +188,17 @@ class Shadow:
             random=random,
             after=Snapshot(rows).saved,
             outputs=map_tensors(self._owner.cut(key, live, outputs), torch.clone),
+            versions=self._versions(key),
         )
         return outputs
 
     def finish(self) -> ShadowVerdict | None:
-        """Run the kept step eagerly, if there is one; what differed. Inputs and state are put back."""
+        """Run the kept step eagerly, if there is one; what differed. Inputs and state are put back.
+
+        A step whose weights were written since is dropped: an eager run would read the new ones.
+        """
+        if self._kept is not None and self._versions(self._kept.plan.key) != self._kept.versions:
+            self.drop_kept()
         kept, self._kept = self._kept, None
         if kept is None:
             return None

@@ -108,6 +108,11 @@ class CapturedKeys:
                 found[key] = error.with_traceback(None)  # its frames hold what the guards keep
         return found
 
+    def versions(self, key: GraphKey) -> list[int]:
+        """See `PlanGuards.versions`; empty where ``key`` has no guards."""
+        guards = self._guards.get(key)
+        return [] if guards is None else guards.versions()
+
     def clear(self) -> None:
         """Give all graphs back, and what the guards kept."""
         plans, self._plans, self._guards = self._plans, {}, {}

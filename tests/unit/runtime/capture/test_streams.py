@@ -35,8 +35,8 @@ def api(device):
             Stream.serial += 1
             self.stream_id, self.device_index, self.cuda_stream = Stream.serial, 0, 0x10 * Stream.serial
 
-        def wait_stream(self, other):
-            self.wait_event(other.record_event())
+        def wait_stream(self, stream):
+            self.wait_event(stream.record_event())
 
         def wait_event(self, event):
             event.wait(self)
@@ -122,6 +122,16 @@ def test_names_are_the_handles(segment, device):
     error = segment.watch.check_end()
     assert error.context["streams"] == [f"stream {side.cuda_stream:#x}"]
     assert "test_streams.py" in error.context["at"]
+
+
+def test_arguments_have_the_names_that_torch_gives_them(segment, device):
+    side, event = segment.stream(), segment.event()
+    side.wait_stream(stream=segment.main)
+    run(segment, device, side)
+    event.record(stream=side)
+    segment.main.wait_event(event=event)
+    assert [fork.stream for fork in segment.watch.forks()] == [side]
+    assert segment.watch.check_end() is None
 
 
 def test_external_events_fork_nothing(segment, device):

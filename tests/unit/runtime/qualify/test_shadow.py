@@ -58,6 +58,23 @@ def test_sound_steps_with_state_pass_and_leave_no_trace():
         assert not [e for e in sink.events if isinstance(e, KeyQuarantined)]
 
 
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_weights_that_are_written_in_place_are_no_fault_of_a_step_before(is_inference):
+    """As guards advise. What was kept is dropped, and later steps are compared with the new weights."""
+    model = torch.nn.Linear(8, 8)
+    sink = MemorySink()
+    with torch.inference_mode(is_inference), opened(model, every=1, sink=sink) as graphed:
+        graphed(ROWS)
+        with torch.no_grad():
+            model.weight.copy_(-model.weight)
+        for _ in range(2):
+            assert torch.equal(graphed(ROWS), model(ROWS))
+        graphed.finish_shadow()
+        counts = graphed.shadow_counts
+        assert (counts.num_compared, counts.num_dropped) == (2, 1)
+        assert not [e for e in sink.events if isinstance(e, KeyQuarantined)]
+
+
 def test_random_steps_pass():
     sink = MemorySink()
     with opened(torch.nn.functional.dropout, every=1, sink=sink) as graphed:
