@@ -6,17 +6,19 @@ Reads the rows of `rules`, torch's own operator tags, and the arguments where th
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from ostinato.runtime.nest import tensors
-from ostinato.runtime.ops.rules import FUNCTION_RULES, OP_RULES, BlockReason, OpRule, Verdict
+from ostinato.runtime.ops.rules import CONDITIONAL_RULES, FUNCTION_RULES, OP_RULES, BlockReason, OpRule, Verdict
 
 __all__ = ["classify_function", "classify_op", "op_name"]
 
 _INDEX_OPS = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 _COPY_OPS = {"aten::_to_copy", "aten::copy_", "aten::copy", "aten::to"}
+_RESIZE_OPS = {"aten::resize_", "aten::resize_as_"}
 _MASK_FIX = "use torch.where or masked_fill, or move the call into a @graph_break function"
 
 
@@ -44,6 +46,8 @@ def classify_op(
         return _classify_index(name, args)
     if name in _COPY_OPS:
         return _classify_copy(name, args, kwargs)
+    if name in _RESIZE_OPS:
+        return _classify_resize(name, args)
     return _classify_tags(func)
 
 
@@ -77,6 +81,15 @@ def _classify_copy(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         fix = "copy host data into a static buffer before the step, or use pinned memory"
         return OpRule(Verdict.UNFRIENDLY, BlockReason.HOST_SYNC, fix)
     return None
+
+
+def _classify_resize(name: str, args: tuple[Any, ...]) -> OpRule | None:
+    """What grows past its storage moves, and every graph that has its address keeps the old one."""
+    tensor, size = args[0], args[1].shape if name == "aten::resize_as_" else args[1]
+    needed = (tensor.storage_offset() + math.prod(size)) * tensor.element_size()
+    if needed <= tensor.untyped_storage().nbytes():
+        return None
+    return OpRule(Verdict.UNFRIENDLY, BlockReason.ALLOCATION, CONDITIONAL_RULES[name].fix)
 
 
 def _classify_tags(func: torch._ops.OpOverload) -> OpRule | None:

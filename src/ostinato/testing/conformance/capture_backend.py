@@ -198,6 +198,7 @@ class CaptureBackendConformance:
             ("masked_select", lambda t: torch.masked_select(t, t > 0), DynamicShapeError),
             ("boolean index", lambda t: t[t > 0], DynamicShapeError),
             ("unique", lambda t: torch.unique(t), DynamicShapeError),
+            ("growing storage", lambda t: t.clone().resize_(2 * t.numel()), CaptureError),
         ],
     )
     def test_refuses_what_a_graph_cannot_hold(

@@ -38,6 +38,12 @@ META = torch.empty(4, device="meta")
         (aten._to_copy.default, (X,), {"dtype": torch.float64}, None),
         (aten._to_copy.default, (META,), {"device": torch.device("cpu")}, SYNC),
         (aten._to_copy.default, (X,), {"device": torch.device("meta")}, SYNC),
+        (aten.resize_.default, (X, [2, 2]), {}, None),
+        (aten.resize_.default, (X, [8]), {}, BlockReason.ALLOCATION),
+        (aten.resize_.default, (X[2:], [2]), {}, None),
+        (aten.resize_.default, (X[2:], [3]), {}, BlockReason.ALLOCATION),
+        (aten.resize_as_.default, (X, X[:2]), {}, None),
+        (aten.resize_as_.default, (X[:2], torch.arange(9.0)), {}, BlockReason.ALLOCATION),
     ],
 )
 def test_ops(func, args, kwargs, reason):

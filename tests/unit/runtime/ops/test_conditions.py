@@ -25,7 +25,7 @@ def attend(q: torch.Tensor, out: torch.Tensor, max_seqlen: int) -> None:
         (aten.bernoulli_.float, (X, 0.5), BlockReason.RANDOM_STATE),
         (aten.rand.default, ([4],), BlockReason.RANDOM_STATE),
         (aten.zeros.default, ([4],), None),
-        (aten.resize_.default, (X, [8]), BlockReason.ALLOCATION),
+        (aten.resize_.default, (X, [2]), BlockReason.ALLOCATION),
         (aten._scaled_dot_product_flash_attention_for_cpu.default, (X, X, X), BlockReason.MIXES_ROWS),
         (attend, (X, X, 4), BlockReason.HOST_INTEGER),
     ],
