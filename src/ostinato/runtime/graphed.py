@@ -480,7 +480,7 @@ class Graphed:
             sizes: only buckets of these numbers of tokens; by default all, and eager at some of them.
             budget_seconds: for all of it; what each step takes nine times is spent in any case.
             clock: seconds.
-            on_step: told of each of the five turns of each step (for a progress bar).
+            on_step: told of each of the nine turns of each step (for a progress bar).
 
         Raises:
             RuntimeStateError: before `capture`.
@@ -504,7 +504,8 @@ class Graphed:
     ) -> QualificationReport:
         """Compare every captured key with eager on padded and poisoned batches; keys that differ are quarantined.
 
-        State and random generators are as before afterwards. On CUDA not while steps are running elsewhere.
+        State and random generators are as before afterwards. On CUDA not while steps are running elsewhere. With
+        ``on_moved="recapture"`` graphs that read what has moved are not tried but given back, and their keys `pending`.
 
         Args:
             keys: only these.
@@ -521,6 +522,9 @@ class Graphed:
             self._life.require_captured(self.keys, step="qualify")
         else:
             self._life.require(Stage.CAPTURED, step="qualify")
+        if self._recapturing is not None:
+            with self._lock:
+                self._recapturing.withdraw_moved()  # they are no worse than a step would find them
         chosen = list(self.plans) if keys is None else [self._captured.plan_of(key).key for key in keys]
         return self._qualifier.qualify(chosen, cases, seed=seed, on_key=on_key)
 
