@@ -309,7 +309,8 @@ class LLM:
         return graphed.decide(query.live(self.config, graphed.config.kv_tiers))
 
     def qualify(self, *, on_key: Callable[[KeyReport], None] | None = None) -> QualificationReport:
-        """Compare every captured graph with eager on made-up batches; keys that differ are quarantined.
+        """Compare every captured graph with eager on made-up batches; keys that differ are quarantined. With
+        ``on_moved="recapture"`` graphs that read what has moved are captured anew later, and not compared now.
 
         Args:
             on_key: told of each key when it is done.

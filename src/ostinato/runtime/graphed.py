@@ -336,6 +336,12 @@ class Graphed:
             self.buffers.check_addresses()
             self._recapturing.withdraw_moved()
 
+    def _withdraw_moved(self) -> None:
+        """With "recapture": what a step would do about graphs that read what has moved, before they are tried."""
+        if self._recapturing is not None:
+            with self._lock:
+                self._recapturing.withdraw_moved()
+
     def close(self) -> None:
         """Give back graphs, then the pool. Idempotent; later calls raise `ClosedError`."""
         if self._life.is_over:
@@ -480,14 +486,20 @@ class Graphed:
             sizes: only buckets of these numbers of tokens; by default all, and eager at some of them.
             budget_seconds: for all of it; what each step takes nine times is spent in any case.
             clock: seconds.
-            on_step: told of each of the five turns of each step (for a progress bar).
+            on_step: told of each of the nine turns of each step (for a progress bar).
 
         Raises:
-            RuntimeStateError: before `capture`.
+            RuntimeStateError: before `capture`, or every key is `pending`.
             ConfigError: the budget is not above 0, or a size is no bucket that is captured.
         """
         check_budget(budget_seconds)
         self._life.require_captured(self.keys, step="measure")
+        self._withdraw_moved()
+        if self.pending and not self.plans:
+            raise RuntimeStateError(
+                f"there is no graph to measure: all {len(self.pending)} keys wait for their capture",
+                fix="call capture_late() first",
+            )
         costs = self._measuring.measure(steps, sizes=sizes, budget_seconds=budget_seconds, clock=clock, on_step=on_step)
         self.use_costs(costs)
         return costs
@@ -504,7 +516,8 @@ class Graphed:
     ) -> QualificationReport:
         """Compare every captured key with eager on padded and poisoned batches; keys that differ are quarantined.
 
-        State and random generators are as before afterwards. On CUDA not while steps are running elsewhere.
+        State and random generators are as before afterwards. On CUDA not while steps are running elsewhere. With
+        ``on_moved="recapture"`` graphs that read what has moved are not tried but given back, and their keys `pending`.
 
         Args:
             keys: only these.
@@ -521,6 +534,7 @@ class Graphed:
             self._life.require_captured(self.keys, step="qualify")
         else:
             self._life.require(Stage.CAPTURED, step="qualify")
+        self._withdraw_moved()
         chosen = list(self.plans) if keys is None else [self._captured.plan_of(key).key for key in keys]
         return self._qualifier.qualify(chosen, cases, seed=seed, on_key=on_key)
 

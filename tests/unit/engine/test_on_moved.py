@@ -210,3 +210,16 @@ def test_bad_settings(tiny: str) -> None:
         LLM(tiny, **SETTINGS, on_moved="recaptur")
     with pytest.raises(ConfigError, match="guards"):
         LLM(tiny, **SETTINGS, on_moved="recapture", guards="off")
+
+
+def test_qualification_leaves_out_what_has_moved_and_it_is_captured_anew(tiny: str) -> None:
+    sink = MemorySink()
+    with LLM(tiny, **SETTINGS, mode="full_and_piecewise", on_moved="recapture", sinks=[sink]) as llm:
+        graphed = llm._require_open().graphed
+        move_all(llm._require_open().model)
+        report = llm.qualify()
+        assert report.passed and not report.keys and not of(sink, KeyQuarantined)
+        assert set(graphed.pending) == set(graphed.keys)
+        assert llm.capture_pending() == 0
+        report = llm.qualify()
+        assert report.passed and {key.key for key in report.keys} == set(graphed.keys)

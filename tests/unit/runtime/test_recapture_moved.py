@@ -419,6 +419,22 @@ def test_the_shadow_holds_no_move_against_the_key(captured):
     assert graphed.explain(X).key is not None, "it is not quarantined"
 
 
+def test_what_has_moved_is_neither_qualified_nor_measured(captured):
+    model = Small()
+    graphed = captured(model, mode="full")
+    rebind_table(model)
+    report = graphed.qualify()
+    assert report.passed and [key.key.num_tokens for key in report.keys] == [8], "and nothing is quarantined"
+    assert [key.num_tokens for key in graphed.pending] == [2]
+    rebind_weight(model)
+    with pytest.raises(RuntimeStateError, match="all 2 keys wait for their capture") as caught:
+        graphed.measure(budget_seconds=0.01)
+    assert "capture_late()" in caught.value.fix
+    assert not graphed.capture_late().failed
+    assert {sample.size for sample in graphed.measure(budget_seconds=0.01).samples} == {2, 8}
+    assert not graphed.pending
+
+
 def test_a_quarantine_outlives_a_move(captured):
     model = Model()
     graphed = captured(model, sizes=(8,))

@@ -166,9 +166,12 @@ class StoredCosts:
 
 
 def partition_name(config: EngineConfig, device_type: str) -> str:
-    """What tells the tables of one file apart: how graphs are made here, ``fx`` or ``fx+inductor`` for example."""
+    """What tells the tables of one file apart: how graphs are made here, ``fx``, ``fx+inductor`` or, with shared
+    executables, ``breakable+shared`` for example: those take longer to launch, also where nothing is switched."""
     support = get_attention_backend(config.attention, device_type).capture_support
     settings = graph_settings(config, device_type)
     resolved = resolve_mode(ModeRequest.of(settings, support=support, device_type=device_type))
-    is_compiled = resolved.compiler is not Compiler.NONE
-    return resolved.partition.value + (f"+{resolved.compiler.value}" if is_compiled else "")
+    name = resolved.partition.value
+    if resolved.compiler is not Compiler.NONE:
+        name += f"+{resolved.compiler.value}"
+    return f"{name}+shared" if config.executables == "shared" else name

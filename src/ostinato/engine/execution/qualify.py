@@ -116,7 +116,7 @@ class EngineCases:
             seen: list[_Parts] = []
             for mix, kind in enumerate(_MIXES):
                 parts = self._decode(key, size, mix) if key.uniform_query_len else self._mixed(size, max_reqs, mix)
-                if self._fit(parts) and parts not in seen:
+                if len(parts) <= max_reqs and self._fit(parts) and parts not in seen:
                     seen.append(parts)
                     yield self._case(key, parts, mix, _POISONS[(mix + turn) % 2], kind)
 
@@ -134,9 +134,11 @@ class EngineCases:
             start = 0 if mix == 0 else self._max_len // 2
             return [(start, n) for n in _chunks(num_tokens, self._max_len - start)]
         num_decodes = min(max(num_tokens // 2, 1), max_reqs - 1, 3)
+        while num_decodes and num_decodes + len(_chunks(num_tokens - num_decodes, self._max_len)) > max_reqs:
+            num_decodes -= 1  # a large batch of short prompts takes all requests there can be
         rest = num_tokens - num_decodes
         start = max(min(self._max_len // 2, self._max_len - rest), 0)
-        decodes = [(self._max_len // 4 + 7 * n, 1) for n in range(num_decodes)]
+        decodes = [(min(self._max_len // 4 + 7 * n, self._max_len - 1), 1) for n in range(num_decodes)]
         return [*decodes, *((start, n) for n in _chunks(rest, self._max_len - start))]
 
     def _fit(self, parts: _Parts) -> bool:

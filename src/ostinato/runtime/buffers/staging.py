@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ostinato.errors import InputSpecError
 from ostinato.runtime.buffers.slots import NUM_REQS, NUM_TOKENS
 from ostinato.runtime.buffers.static import Sizes, StaticBuffers
 
@@ -29,8 +30,22 @@ class HostSlots(dict[str, torch.Tensor]):
 
     @cached_property
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """The same memory for numpy, looked up once: a step has some ten slots. For dtypes that numpy knows."""
-        return {name: tensor.numpy() for name, tensor in self.items()}
+        """The same memory for numpy, looked up once: a step has some ten slots.
+
+        Raises:
+            InputSpecError: a slot is of a dtype that numpy does not have.
+        """
+        return {name: _array(name, tensor) for name, tensor in self.items()}
+
+
+def _array(name: str, tensor: torch.Tensor) -> NDArray[Any]:
+    try:
+        return tensor.numpy()
+    except TypeError:
+        raise InputSpecError(
+            f"slot {name} is {tensor.dtype}, which numpy does not have",
+            fix="write into the tensors that open() gives, not into their arrays",
+        ) from None
 
 
 class Staging:

@@ -175,7 +175,8 @@ class _Watch(OpWatch):
 
     def execute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = list(tensors((args, kwargs)))
-        uses_device = self._is_here(kwargs.get("device")) or any(tensor.is_cuda for tensor in given)
+        uses_device = any(tensor.device.type == self._device_type for tensor in given)
+        uses_device = uses_device or self._is_here(kwargs.get("device"))
         if uses_device and not torch.cuda.is_current_stream_capturing():
             # it would run now, and no replay would run it again
             raise not_forked(op_name(func), "a stream" if self._streams is None else self._streams.current_name())

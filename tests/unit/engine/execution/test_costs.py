@@ -158,6 +158,15 @@ def test_another_partition_is_added_to_the_file(model: str, tmp_path: Path) -> N
     assert {row["best"] for row in document["best"]}
 
 
+def test_costs_of_shared_executables_are_apart(model: str, tmp_path: Path) -> None:
+    """Their launches take longer."""
+    path = tmp_path / "costs.json"
+    for executables in ("own", "shared"):
+        with LLM(model, costs=str(path), executables=executables, **SETTINGS):
+            pass
+    assert list(json.loads(path.read_text())["tables"]) == ["breakable", "breakable+shared"]
+
+
 def test_costs_of_another_device_are_refused_before_anything_is_captured(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

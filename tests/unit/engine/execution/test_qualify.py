@@ -96,6 +96,26 @@ def test_a_cache_that_holds_one_request_only(make_executor: ExecutorMaker) -> No
     assert qualify_steps(executor).passed
 
 
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_model_len": 8, "max_num_reqs": 4, "max_num_batched_tokens": 32, "token_sizes": (32,)},
+        {"max_model_len": 8, "max_num_reqs": 2, "max_num_batched_tokens": 64, "token_sizes": (16, 64)},
+        {"max_model_len": 4, "max_num_reqs": 4, "max_num_batched_tokens": 16, "token_sizes": (4, 16)},
+    ],
+)
+def test_a_batch_has_no_more_and_no_longer_requests_than_an_engine(
+    make_executor: ExecutorMaker, limits: dict[str, Any]
+) -> None:
+    """Buckets of as many tokens as all requests have together, and of more."""
+    executor = make_executor(mode="piecewise", decode_sizes=(1,), page_size=4, kv_tokens=256, **limits)
+    report = qualify_steps(executor)
+    assert report.passed, report.to_text()
+    for key in executor.graphed.keys:
+        live = [case.live for case in EngineCases(executor).of(key)]
+        assert all((n.num_reqs or 0) <= limits["max_num_reqs"] for n in live)
+
+
 # --- planted ---------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from ostinato.errors import InputSpecError
 from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, Slot, Staging, StaticBuffers
 
 SLOTS = {
@@ -33,6 +34,14 @@ def test_arrays_are_the_same_memory_and_are_kept():
     host.arrays["ids"][:] = 5
     assert host["ids"].tolist() == [5] * 4
     assert staging.open(SIZES).arrays is host.arrays
+
+
+def test_a_dtype_that_numpy_does_not_have_is_named():
+    slots = {"scale": Slot(shape=(None,), dtype=torch.bfloat16)}
+    host = Staging(StaticBuffers(slots, max_sizes={NUM_TOKENS: 8, NUM_REQS: 8}, device=torch.device("cpu"))).open(SIZES)
+    with pytest.raises(InputSpecError, match="slot scale is torch") as caught:
+        host.arrays  # noqa: B018
+    assert caught.value.fix
 
 
 def test_sizes_go_by_name():
