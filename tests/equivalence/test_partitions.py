@@ -26,13 +26,7 @@ def normal(rows, seed=0, device="cpu"):
     return torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(seed)).to(device)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Small matrices gain nothing from threads, and lose much where a machine is busy."""
-    previous = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(previous)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # --- programs: all marks in all places ----------------------------------------------------------------

@@ -46,12 +46,7 @@ GOOD: list[Any] = ["hello the world", [5], [7, 8, 9, 250], "and so on"]
 TEN = SamplingParams(max_tokens=10, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    previous = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(previous)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

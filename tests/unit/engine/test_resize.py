@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from ostinato import LLM
 from ostinato.engine.execution import SizeSuggestion
@@ -36,12 +34,7 @@ SAMPLED = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.9, seed=3
 DRIFTED = {"min_steps": 1, "min_saved_percent": 1.0}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    previous = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(previous)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
