@@ -31,11 +31,7 @@ Pair = tuple[GraphKey, GraphKey]
 
 
 def check(run: Run) -> None:
-    """Raise if attention plans each step.
-
-    Raises:
-        ConfigError: says which.
-    """
+    """Raise if attention plans each step."""
     if run.config.engine.attention == "flashinfer":
         raise ConfigError(
             "executables replays graphs of two sizes in turns, and flashinfer plans one", fix="use triton"

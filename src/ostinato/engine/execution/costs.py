@@ -117,7 +117,7 @@ _BUDGET_SECONDS: Final = {"cpu": 1.0, "cuda": 4.0}
 def measure_costs(executor: Executor, *, on_step: Callable[[], None] | None = None) -> CostTable:
     """Time the steps of ``executor``, which is idle, and let it decide by them. See `Graphed.measure`."""
     try:
-        budget = _BUDGET_SECONDS["cuda" if executor.graphed.buffers.arena.is_cuda else "cpu"]
+        budget = _BUDGET_SECONDS[executor.graphed.device.type]
         return executor.graphed.measure(steps=EngineSteps(executor), budget_seconds=budget, on_step=on_step)
     finally:
         executor.forget_requests()

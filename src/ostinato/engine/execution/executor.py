@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ostinato.engine.attention import (
@@ -50,6 +52,7 @@ from ostinato.runtime import (
     Decision,
     Graphed,
     GraphKey,
+    HostSlots,
     Ledger,
     LiveBatch,
     PlannedSizes,
@@ -297,7 +300,7 @@ class Executor:
         host = self._staging.open(sizes)
         to_build = self._writer.write(host, batch)
         if self._has_shadow:
-            self._drop_overtaken_shadow(host["slot_mapping"][: batch.num_tokens])
+            self._drop_overtaken_shadow(host.arrays["slot_mapping"][: batch.num_tokens])
         self._staging.upload(sizes)
         slots = self.graphed.buffers.views(sizes)
         is_full = decision.runtime_mode is RuntimeMode.FULL
@@ -469,20 +472,20 @@ class Executor:
             )
         self.enter_step(key, metadata)
 
-    def _drop_overtaken_shadow(self, slots: Tensor) -> None:
+    def _drop_overtaken_shadow(self, slots: NDArray[np.int64]) -> None:
         """The next step writes ``slots``, on the host: a step that read one of them cannot be run again."""
         if self.graphed.shadow_key is None:
             self._kept_reads = None
-        elif self._kept_reads is None or self._kept_reads.overlap(slots.numpy()):
+        elif self._kept_reads is None or self._kept_reads.overlap(slots):
             self.graphed.drop_shadow()
             self._kept_reads = None
 
-    def _remember_reads(self, host: Mapping[str, Tensor], batch: ScheduledBatch) -> None:
+    def _remember_reads(self, host: HostSlots, batch: ScheduledBatch) -> None:
         """If a shadow has kept the step that was just launched: what it read."""
         if self._has_shadow and self._kept_reads is None and self.graphed.shadow_key is not None:
             self._kept_reads = KeptReads(
-                host["block_tables"][: batch.num_reqs].numpy(),
-                host["seq_lens"][: batch.num_reqs].numpy(),
+                host.arrays["block_tables"][: batch.num_reqs],
+                host.arrays["seq_lens"][: batch.num_reqs],
                 num_pages=self.num_pages,
                 page_size=self._page_size,
             )

@@ -81,6 +81,7 @@ class EngineSleep:
             raise RuntimeStateError("wake() was called on an engine that is awake", fix="call sleep() first")
         try:
             self._resume(on_key)
+            self._executor.graphed.check_guards()
         except BaseException as error:
             self._give_back()
             if isinstance(error, torch.OutOfMemoryError):
@@ -101,7 +102,6 @@ class EngineSleep:
         if Reason.NOT_CAPTURED_YET not in before.values():
             executor.capture(on_key=on_key)
             executor.kv_pool.take_back()
-            executor.graphed.check_guards()
             return
         executor.graphed.defer_capture()  # the others come in the background, as before
         executor.kv_pool.take_back()
@@ -109,7 +109,6 @@ class EngineSleep:
             executor.capture_late(key)
             if on_key is not None:
                 on_key(key)
-        executor.graphed.check_guards()
 
     def _give_back(self) -> int:
         """The bytes of the cache."""

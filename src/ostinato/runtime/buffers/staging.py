@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -48,6 +48,15 @@ def _array(name: str, tensor: torch.Tensor) -> NDArray[Any]:
         ) from None
 
 
+class _Step(NamedTuple):
+    """What one mirror gives a step of some sizes."""
+
+    slots: HostSlots
+    target: torch.Tensor
+    """Of the arena, the bytes that ``source`` is copied to."""
+    source: torch.Tensor
+
+
 class Staging:
     """Used by one thread: `open`, fill the views, `upload`.
 
@@ -63,8 +72,7 @@ class Staging:
         self._mirrors = [self._mirror() for _ in range(num)]
         # Not torch.cuda.Event, which looks the current stream up in Python: four times the price.
         self._pending: list[torch.Event | None] = [None] * num
-        self._views: list[dict[tuple[int, ...], HostSlots]] = [{} for _ in range(num)]
-        self._copies: list[dict[int, tuple[torch.Tensor, torch.Tensor]]] = [{} for _ in range(num)]  # to, from
+        self._steps: list[dict[tuple[int, ...], _Step]] = [{} for _ in range(num)]
         self._current = 0
 
     def open(self, sizes: Sizes) -> HostSlots:
@@ -73,29 +81,29 @@ class Staging:
         event = self._pending[self._current]
         if event is not None:
             event.synchronize()
-        cache = self._views[self._current]
-        key = (sizes[NUM_TOKENS], sizes[NUM_REQS])
-        if key not in cache:
-            if len(cache) >= _MOST_SIZES:
-                cache.clear()
-            cache[key] = HostSlots(self._buffers.views_of(self._mirrors[self._current], sizes))
-        return cache[key]
+        return self._step(sizes).slots
 
     def upload(self, sizes: Sizes) -> None:
         """Copy what `open` handed out to the arena, in one copy on the current stream."""
         if self._is_host:
             return
-        num_bytes = self._buffers.num_bytes_at(sizes)
-        copies = self._copies[self._current]
-        if num_bytes not in copies:
-            if len(copies) >= _MOST_SIZES:
-                copies.clear()
-            copies[num_bytes] = self._buffers.arena[:num_bytes], self._mirrors[self._current][:num_bytes]
-        target, source = copies[num_bytes]
-        target.copy_(source, non_blocking=True)
+        step = self._step(sizes)
+        step.target.copy_(step.source, non_blocking=True)
         event = self._pending[self._current] or torch.Event(self._buffers.arena.device)
         event.record()
         self._pending[self._current] = event
+
+    def _step(self, sizes: Sizes) -> _Step:
+        """Views of the current mirror, looked up once for each sizes."""
+        steps = self._steps[self._current]
+        key = (sizes[NUM_TOKENS], sizes[NUM_REQS])
+        if key not in steps:
+            if len(steps) >= _MOST_SIZES:
+                steps.clear()
+            mirror, num_bytes = self._mirrors[self._current], self._buffers.num_bytes_at(sizes)
+            slots = HostSlots(self._buffers.views_of(mirror, sizes))
+            steps[key] = _Step(slots, self._buffers.arena[:num_bytes], mirror[:num_bytes])
+        return steps[key]
 
     def _mirror(self) -> torch.Tensor:
         arena = self._buffers.arena
