@@ -1,4 +1,4 @@
-"""Linear layers of 1 to 16 rows on a GPU: each fused kernel against cuBLAS over tile sizes, then whole decode steps.
+"""Linear layers of 1 to 128 rows on a GPU: each kernel against cuBLAS over tile sizes, then whole decode steps.
 
 ``python benchmarks/linear_few_rows.py --json OUT`` measures the shapes of Llama-3.2-1B and Llama-3.1-8B on random
 weights, prints the best tiles of each kernel, and the time of one decode step (a CUDA graph) on every path.
@@ -14,7 +14,6 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from unittest.mock import patch
 
 import torch
 
@@ -25,7 +24,7 @@ from ostinato.engine.layers import FusedLinears
 from ostinato.engine.layers.linear_table import LinearTable, load_table, save_table, table_key
 from ostinato.engine.layers.linear_tiles import LinearShape, LinearTiles, default_tiles, row_bucket
 from ostinato.engine.layers.linear_tuning import measure_shape, weight_bytes
-from ostinato.engine.models import ModelConfig, build_model, decoder, decoder_layer
+from ostinato.engine.models import ModelConfig, build_model
 from ostinato.engine.models.linear_shapes import linear_shapes
 from ostinato.engine.weights.cache import cache_root
 
@@ -47,8 +46,8 @@ def described(tiles: LinearTiles | None) -> str:
     """As short as a table wants it."""
     if tiles is None:
         return "cuBLAS"
-    stages = f" s{tiles.num_stages} mma" if tiles.uses_tensor_cores else ""
-    return f"{tiles.block_n}x{tiles.block_k} w{tiles.num_warps}{stages}"
+    late = "" if tiles.is_early else " late"
+    return f"{tiles.block_n}x{tiles.block_k}/{tiles.num_splits} w{tiles.num_warps} s{tiles.num_stages}{late}"
 
 
 def sweep(shape: LinearShape, device: torch.device) -> tuple[LinearTiles | None, dict[str, object]]:
@@ -84,8 +83,8 @@ class DecodeStep:
         self.model.init_dummy(0)
         self.model.bind_attention(fuses_rotary=True)
 
-    def time_ms(self, num_rows: int, linears: FusedLinears | None, *, use_pdl: bool) -> float:
-        """One replay; ``linears`` None: the path of many rows."""
+    def time_ms(self, num_rows: int, linears: FusedLinears, *, use_pdl: bool) -> float:
+        """One replay."""
         from ostinato.engine.attention.triton import TritonAttention
 
         device, pages = self.device, -(-self.context // PAGE_SIZE)
@@ -110,21 +109,12 @@ class DecodeStep:
         forward_context = ForwardContext(metadata, caches, TritonAttention(use_pdl=use_pdl))
         ids = torch.arange(num_rows, device=device) + 100
         positions = torch.full((num_rows,), self.context - 1, dtype=torch.int64, device=device)
-        if linears is not None:
-            self.model.bind_linears(linears)
+        self.model.bind_linears(linears)
 
         def step() -> torch.Tensor:
             return self.model.compute_logits(self.model(ids, positions))
 
-        def takes(_: torch.Tensor) -> bool:
-            return linears is not None
-
-        with (
-            torch.inference_mode(),
-            set_forward_context(forward_context),
-            patch.object(decoder, "takes_fused_linears", takes),
-            patch.object(decoder_layer, "takes_fused_linears", takes),
-        ):
+        with torch.inference_mode(), set_forward_context(forward_context):
             side = torch.cuda.Stream()
             with torch.cuda.stream(side):
                 step()
@@ -155,7 +145,7 @@ def report_kernels(model: ModelConfig, rows: list[int], device: torch.device, ta
     print(
         f"{'kind':18}{'rows':>5}{'N':>8}{'K':>7}{'cuBLAS':>9}{'default':>9}{'fused':>9}{'no PDL':>9}{'GB/s':>7}  tiles"
     )
-    for shape in linear_shapes(model, dtype="bfloat16", buckets=rows):
+    for shape in linear_shapes(model, dtype="bfloat16", rows=rows):
         table[shape], row = sweep(shape, device)
         found.append(row)
         print(
@@ -175,17 +165,16 @@ def report_steps(
     read = [p for name, p in step.model.named_parameters() if name != "embedding" or step.config.has_tied_head]
     floor_ms = sum(p.numel() * p.element_size() for p in read) / 4.2e12 * 1e3
     found = []
-    paths = ("plain", "unfused", "default", "default, no PDL", "tuned", "tuned, no PDL")
+    paths = ("cuBLAS", "default", "default, no PDL", "tuned", "tuned, no PDL")
     print(f"one step, ms (weights at 4.2 TB/s: {floor_ms:.3f})\n{'rows':>5}" + "".join(f"{p:>18}" for p in paths))
 
-    class Unfused(LinearTable):
+    class CuBLAS(LinearTable):
         def choose(self, shape: LinearShape) -> None:
             return None
 
     for num_rows in rows:
         linears = {
-            "plain": (None, True),
-            "unfused": (FusedLinears(Unfused()), True),
+            "cuBLAS": (FusedLinears(CuBLAS()), True),
             "default": (FusedLinears(), True),
             "default, no PDL": (FusedLinears(use_pdl=False), False),
             "tuned": (FusedLinears(table), True),
@@ -204,7 +193,7 @@ def main() -> None:
     """Sweep, choose, time steps, write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
-    parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8, 16])
+    parser.add_argument("--rows", nargs="+", type=int, default=[1, 8, 29, 64, 128])
     parser.add_argument("--context", type=int, default=256, help="tokens of each request in whole steps")
     parser.add_argument("--skip-sweep", action="store_true", help="whole steps alone, with choices saved before")
     parser.add_argument("--save", action="store_true", help="keep the choices under the cache folder")

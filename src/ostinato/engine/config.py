@@ -89,7 +89,7 @@ class EngineConfig:
         manifest: JSON file that says how the graphs of this engine did at its last start: what failed or was
             quarantined is not tried again, and "background" captures in the order of the traffic that was served.
             Written if absent; replaced when the device, the model, a version or a setting is another.
-        tune_linears: on CUDA, measure which kernel is fastest for each linear layer of few rows before capture, and
+        tune_linears: on CUDA, measure before capture which kernel is fastest for linear layers of up to 128 rows, and
             keep what was found for the next start on this machine (some minutes, once); False takes what is stored, or
             the default kernels.
         overlap: launch a step before the tokens of the step before are read; None does so on CUDA, where the

@@ -523,7 +523,7 @@ def _nothing() -> None:
 
 
 def _linear_table(loaded: LoadedModel) -> LinearTable:
-    """Which kernels linear layers of few rows take here: what was measured on this machine, or is measured now."""
+    """Which kernels linear layers of up to 128 rows take: what was measured on this machine, or is measured now."""
     if not loaded.config.tune_linears:
         return load_table(cache_root(), table_key(loaded.device, use_pdl=True))
     shapes = linear_shapes(loaded.model.config, dtype=loaded.config.dtype)

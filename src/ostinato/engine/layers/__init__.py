@@ -3,7 +3,7 @@
 from ostinato.engine.layers.attention import SelfAttention
 from ostinato.engine.layers.feed import feed_ids
 from ostinato.engine.layers.fused_linear import FusedLinears
-from ostinato.engine.layers.kernel_choice import takes_fused_linears
+from ostinato.engine.layers.kernel_choice import takes_one_row_path
 from ostinato.engine.layers.linear import Linear
 from ostinato.engine.layers.mlp import GatedMLP
 from ostinato.engine.layers.rms_norm import RMSNorm
@@ -20,5 +20,5 @@ __all__ = [
     "SamplingHead",
     "SelfAttention",
     "feed_ids",
-    "takes_fused_linears",
+    "takes_one_row_path",
 ]

@@ -1,4 +1,4 @@
-"""The self-attention block: merged projection, QK norm, rotary embedding, paged attention, output projection."""
+"""The self-attention block: the weights of its projections; QK norm, rotary embedding and paged attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["SelfAttention"]
 
 
 class SelfAttention(nn.Module):
-    """Causal grouped-query attention of one layer.
+    """Causal grouped-query attention of one layer. `FusedLinears` multiplies by its projections.
 
     Args:
         layer: index of this layer's KV cache.
@@ -54,12 +54,8 @@ class SelfAttention(nn.Module):
         self.q_norm = RMSNorm(head_dim, norm_eps) if has_qk_norm else None
         self.k_norm = RMSNorm(head_dim, norm_eps) if has_qk_norm else None
 
-    def forward(self, x: Tensor, rotary: Tensor) -> Tensor:
-        """[num_tokens, hidden_size], with [num_tokens, head_dim] rows of `RotaryTable` -> [num_tokens, hidden_size]."""
-        return self.out(self.attend(self.qkv(x), rotary))  # type: ignore[no-any-return]
-
     def attend(self, qkv: Tensor, rotary: Tensor) -> Tensor:
-        """What lies between the projections.
+        """What lies between the projections; ``rotary``: [num_tokens, head_dim], rows of `RotaryTable`.
 
         [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] -> [num_tokens, num_heads * head_dim].
         """

@@ -1,4 +1,4 @@
-"""Whether an op takes its Triton kernel or its torch form, and whether a layer takes the path of few rows."""
+"""Whether an op takes its Triton kernel or its torch form, and which steps have linear layers of our own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from ostinato.engine.layers.linear_tiles import MAX_FEW_ROWS
+from ostinato.engine.layers.linear_tiles import MAX_ROWS
 
-__all__ = ["takes_fused_linears", "takes_triton"]
+__all__ = ["takes_linear_kernels", "takes_one_row_path", "takes_triton"]
 
 
 @cache
@@ -23,10 +23,15 @@ def takes_triton(x: Tensor) -> bool:
     return not torch.compiler.is_compiling() and x.is_cuda and _has_triton()
 
 
-def takes_fused_linears(x: Tensor) -> bool:
-    """Whether [num_rows, ...] go through `FusedLinears`: few rows in half precision, where `takes_triton`.
+def takes_linear_kernels(x: Tensor) -> bool:
+    """Whether the linear layers of [num_rows, ...] may be our kernels: up to 128 rows in half precision, on triton.
 
     By the padded shape alone, so that eager, piecewise and full steps of one size run the same kernels.
     float32 keeps torch's products, whose precision the user sets.
     """
-    return takes_triton(x) and 0 < x.shape[0] <= MAX_FEW_ROWS and x.dtype in (torch.bfloat16, torch.float16)
+    return takes_triton(x) and 0 < x.shape[0] <= MAX_ROWS and x.dtype in (torch.bfloat16, torch.float16)
+
+
+def takes_one_row_path(x: Tensor) -> bool:
+    """Whether a step of [num_rows, ...] fuses norm, gating and residual into its linear layers: one row of those."""
+    return x.shape[0] == 1 and takes_linear_kernels(x)

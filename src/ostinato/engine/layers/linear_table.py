@@ -1,4 +1,4 @@
-"""Which implementation a linear layer of few rows takes: measured choices where there are any, else defaults.
+"""Which implementation a linear layer of up to 128 rows takes: measured choices where there are any, else defaults.
 
 Choices are kept as JSON under the cache folder, in a file for each GPU, torch and triton; what another of
 these has measured is not read. Filled by `linear_tuning`; asked by `FusedLinears`.
@@ -22,7 +22,7 @@ from ostinato.engine.layers.linear_tiles import LinearKind, LinearShape, LinearT
 __all__ = ["LinearTable", "load_table", "save_table", "table_key", "table_path"]
 
 # Raise it when the kernels change so that older measurements say nothing about them.
-_TABLE_VERSION = 1
+_TABLE_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)

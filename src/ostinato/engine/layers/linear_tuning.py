@@ -1,4 +1,4 @@
-"""Measuring which kernel and which tiles are fastest for linear layers of few rows on this device.
+"""Measuring which kernel and which tiles are fastest for linear layers of up to 128 rows on this device.
 
 Each candidate runs as a chain in a CUDA graph, so that launches cost what they cost in serving, over copies
 of the weight that no cache holds. Most of the time goes into compiling candidates (kept by triton's own
@@ -97,7 +97,7 @@ def measure_shape(
 
 def weight_bytes(shape: LinearShape) -> int:
     """Bytes of the weight, which is nearly all that is read."""
-    halves = 2 if shape.kind is LinearKind.NORM_GATED_LINEAR else 1
+    halves = 2 if shape.kind.is_gated else 1
     return halves * shape.out_features * shape.in_features * int(getattr(torch, shape.dtype).itemsize)
 
 
@@ -108,15 +108,18 @@ class _Chain:
         self._shape, self._device = shape, device
         dtype: torch.dtype = getattr(torch, shape.dtype)
         copies = max(2, -(-_ROTATED_BYTES // weight_bytes(shape)))
-        halves = 2 if shape.kind is LinearKind.NORM_GATED_LINEAR else 1
+        halves = 2 if shape.kind.is_gated else 1
         with torch.device("meta"):
             layers = [Linear(shape.in_features, halves * shape.out_features) for _ in range(copies)]
             self._norm = RMSNorm(shape.in_features, 1e-5)
+            self._next_norm = RMSNorm(shape.out_features, 1e-5)
         scale = shape.in_features**-0.5
         for layer in layers:
             weight = torch.empty(layer.weight.shape, dtype=dtype, device=device).normal_(0.0, scale)
             layer.weight = nn.Parameter(weight, requires_grad=False)
-        self._norm.weight = nn.Parameter(torch.ones(shape.in_features, dtype=dtype, device=device), requires_grad=False)
+        for norm in (self._norm, self._next_norm):
+            ones = torch.ones(norm.weight.shape, dtype=dtype, device=device)
+            norm.weight = nn.Parameter(ones, requires_grad=False)
         self._layers = [layers[i % copies] for i in range(max(copies, _MIN_LAUNCHES))]
         self._x = torch.randn(shape.num_rows, shape.in_features, device=device).to(dtype)
         self._residual = torch.zeros(shape.num_rows, shape.out_features, dtype=dtype, device=device)
@@ -144,11 +147,19 @@ class _Chain:
         return float(statistics.median(times[1:])) * 1e3 / len(self._layers)
 
     def _op(self, linears: FusedLinears, layer: Linear) -> Tensor:
-        if self._shape.kind is LinearKind.NORM_LINEAR:
-            return linears.norm_linear(self._x, self._norm, layer.weight)
-        if self._shape.kind is LinearKind.NORM_GATED_LINEAR:
-            return linears.norm_gated_linear(self._x, self._norm, layer)
-        return linears.linear_add(self._residual, self._x, layer)
+        match self._shape.kind:
+            case LinearKind.NORM_LINEAR:
+                return linears.norm_linear(self._x, self._norm, layer.weight)
+            case LinearKind.NORM_GATED_LINEAR:
+                return linears.norm_gated_linear(self._x, self._norm, layer)
+            case LinearKind.LINEAR_ADD:
+                return linears.linear_add(self._residual, self._x, layer)
+            case LinearKind.LINEAR:
+                return linears.linear(self._x, layer.weight)
+            case LinearKind.GATED_LINEAR:
+                return linears.gated_linear(self._x, layer)
+            case LinearKind.SPLIT_LINEAR:  # with the norm that sums its parts
+                return self._next_norm.add(linears.split_linear(self._x, layer), self._residual)[0]
 
 
 def _compile_errors() -> tuple[type[Exception], ...]:

@@ -22,13 +22,9 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 class GatedMLP(nn.Module):
-    """Feed-forward block with the gate and up projections merged."""
+    """The weights of a feed-forward block, its gate and up projections merged; `FusedLinears` multiplies by them."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, *, has_bias: bool) -> None:
         super().__init__()
         self.gate_up = Linear(hidden_size, 2 * intermediate_size, has_bias=has_bias)
         self.down = Linear(intermediate_size, hidden_size, has_bias=has_bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[num_tokens, hidden_size] -> the same shape."""
-        return self.down(silu_mul(self.gate_up(x)))  # type: ignore[no-any-return]

@@ -37,10 +37,16 @@ class RMSNorm(nn.Module):
         """Add ``x`` to the residual stream and norm the sum: (normed, new residual), both [num_tokens, size].
 
         On CUDA the sum is written into ``residual``'s memory; go on with the one returned.
+
+        Args:
+            x: [num_tokens, size], or parts of it: see `FusedLinears.split_linear`.
+            residual: [num_tokens, size].
         """
         if takes_triton(x):
             from ostinato.engine.layers.triton.rms_norm import launch_rms_norm
 
             return launch_rms_norm(x, residual, self.weight, self.eps), residual
-        residual = x + residual
+        if x.ndim > residual.ndim:
+            x = x.sum(0)
+        residual = (x + residual).to(residual.dtype)
         return rms_norm(residual, self.weight, self.eps), residual

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
-from ostinato.engine.layers import FusedLinears, RMSNorm, RotaryTable, takes_fused_linears
+from ostinato.engine.layers import FusedLinears, RMSNorm, RotaryTable, takes_one_row_path
 from ostinato.engine.models.checkpoint import fill_from_checkpoint
 from ostinato.engine.models.config import ModelConfig
 from ostinato.engine.models.decoder_layer import DecoderLayer
@@ -54,13 +54,13 @@ class DecoderModel(nn.Module):
 
         Returns:
             [num_tokens, hidden_size], the residual stream before the last norm, which `compute_logits` does: on
-            the rows that are sampled from, and within the output projection where rows are few.
+            the rows that are sampled from, and within the output projection if that is one.
         """
         rotary = self.rotary(positions)
         addend, residual = None, embedding(input_ids, self.embedding)
         for layer in self.layers:
             addend, residual = layer(addend, residual, rotary)
-        return residual if addend is None else residual + addend
+        return residual if addend is None else self.norm.add(addend, residual)[1]
 
     def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """Rows of what `forward` gives, [num_rows, hidden_size] -> [num_rows, vocab_size], in the model's dtype.
@@ -69,12 +69,12 @@ class DecoderModel(nn.Module):
             hidden: as above.
             out: where to write them, contiguous; a new tensor if None.
         """
-        if takes_fused_linears(hidden):
+        if takes_one_row_path(hidden):
             return self.linears.norm_linear(hidden, self.norm, self.head, out=out)
-        return torch.mm(self.norm(hidden), self.head.t(), out=out)
+        return self.linears.linear(self.norm(hidden), self.head, out=out)
 
     def bind_linears(self, linears: FusedLinears) -> None:
-        """Set which kernels steps of few rows take; before anything is captured."""
+        """Set which kernels steps of up to 128 rows take; before anything is captured."""
         self.linears = linears
         for layer in self.layers:
             layer.linears = linears  # type: ignore[assignment]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from ostinato.engine.layers import FusedLinears, GatedMLP, RMSNorm, SelfAttention, takes_fused_linears
+from ostinato.engine.layers import FusedLinears, GatedMLP, RMSNorm, SelfAttention, takes_one_row_path
 from ostinato.engine.models.config import ModelConfig
 
 __all__ = ["DecoderLayer"]
@@ -15,7 +15,8 @@ __all__ = ["DecoderLayer"]
 class DecoderLayer(nn.Module):
     """One block. Takes and gives (addend, residual): what the block before it has yet to add, and the stream.
 
-    Steps of few rows (`takes_fused_linears`) leave no addend: each projection adds to the stream itself.
+    The addend may come in parts (`FusedLinears.split_linear`). Steps of one row (`takes_one_row_path`) leave none: each
+    projection adds to the stream itself.
     """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
@@ -38,17 +39,20 @@ class DecoderLayer(nn.Module):
 
     def forward(self, addend: Tensor | None, residual: Tensor, rotary: Tensor) -> tuple[Tensor | None, Tensor]:
         """All [num_tokens, hidden_size], but ``rotary`` [num_tokens, head_dim]; no addend in the first layer."""
-        if addend is None and takes_fused_linears(residual):
-            return None, self._forward_few_rows(residual, rotary)
+        if addend is None and takes_one_row_path(residual):
+            return None, self._forward_one_row(residual, rotary)
+        linears, attention, mlp = self.linears, self.attention, self.mlp
         if addend is None:
             normed = self.attention_norm(residual)
         else:
             normed, residual = self.attention_norm.add(addend, residual)
-        normed, residual = self.mlp_norm.add(self.attention(normed, rotary), residual)
-        return self.mlp(normed), residual
+        qkv = linears.linear(normed, attention.qkv.weight, attention.qkv.bias)
+        addend = linears.split_linear(attention.attend(qkv, rotary), attention.out)
+        normed, residual = self.mlp_norm.add(addend, residual)
+        return linears.split_linear(linears.gated_linear(normed, mlp.gate_up), mlp.down), residual
 
-    def _forward_few_rows(self, residual: Tensor, rotary: Tensor) -> Tensor:
-        """The same in five launches; the stream is updated in place."""
+    def _forward_one_row(self, residual: Tensor, rotary: Tensor) -> Tensor:
+        """The same in five launches instead of seven; the stream is updated in place."""
         linears, attention, mlp = self.linears, self.attention, self.mlp
         qkv = linears.norm_linear(residual, self.attention_norm, attention.qkv.weight, attention.qkv.bias)
         residual = linears.linear_add(residual, attention.attend(qkv, rotary), attention.out)

@@ -4,28 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ostinato.engine.layers.linear_tiles import LinearKind, LinearShape
+from ostinato.engine.layers.linear_tiles import LinearKind, LinearShape, row_bucket
 from ostinato.engine.models.config import ModelConfig
 
 __all__ = ["linear_shapes"]
 
 
 def linear_shapes(
-    config: ModelConfig, *, dtype: str, buckets: Iterable[int] = (1, 2, 4, 8, 16)
+    config: ModelConfig, *, dtype: str, rows: Iterable[int] = (1, 16, 32, 64, 128)
 ) -> tuple[LinearShape, ...]:
-    """Each distinct projection of a layer and the head, at each number of rows in ``buckets``."""
+    """Each distinct projection of a layer and the head, at each bucket of ``rows``."""
     attended = config.num_heads * config.head_dim
     merged = attended + 2 * config.num_kv_heads * config.head_dim
     hidden = config.hidden_size
-    projections = (
+    one_row = (
         (LinearKind.NORM_LINEAR, merged, hidden),
         (LinearKind.LINEAR_ADD, hidden, attended),
         (LinearKind.NORM_GATED_LINEAR, config.intermediate_size, hidden),
         (LinearKind.LINEAR_ADD, hidden, config.intermediate_size),
         (LinearKind.NORM_LINEAR, config.vocab_size, hidden),
     )
+    more_rows = (
+        (LinearKind.LINEAR, merged, hidden),
+        (LinearKind.SPLIT_LINEAR, hidden, attended),
+        (LinearKind.GATED_LINEAR, config.intermediate_size, hidden),
+        (LinearKind.SPLIT_LINEAR, hidden, config.intermediate_size),
+        (LinearKind.LINEAR, config.vocab_size, hidden),
+    )
     return tuple(
         LinearShape(kind=kind, num_rows=num_rows, out_features=columns, in_features=depth, dtype=dtype)
-        for num_rows in buckets
-        for kind, columns, depth in dict.fromkeys(projections)
+        for num_rows in sorted({row_bucket(count) for count in rows})
+        for kind, columns, depth in dict.fromkeys(one_row if num_rows == 1 else more_rows)
     )

@@ -15,18 +15,19 @@ from ostinato.engine.attention import (
     set_forward_context,
 )
 from ostinato.engine.kvcache import allocate_caches
-from ostinato.engine.layers import FusedLinears, Linear, RMSNorm
+from ostinato.engine.layers import FusedLinears, Linear, RMSNorm, fused_linear
 from ostinato.engine.layers.linear_table import LinearTable
-from ostinato.engine.layers.linear_tiles import MAX_VECTOR_ROWS, LinearTiles
+from ostinato.engine.layers.linear_tiles import LinearKind, LinearTiles
 from ostinato.engine.layers.rms_norm import rms_norm
+from ostinato.engine.layers.triton.rms_norm import launch_rms_norm
 from ostinato.engine.models import ModelConfig, build_model, decoder, decoder_layer
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreted_kernels.py instead"
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 # The interpreter multiplies no bfloat16 matrices; tests/gpu does.
-ROWS_AND_DTYPES = [(1, torch.float32), (1, torch.bfloat16), (2, torch.float32), (3, torch.float16)]
-ROWS_AND_DTYPES += [(7, torch.float16), (16, torch.float32)]
+ONE_ROW = [torch.float32, torch.bfloat16, torch.float16]
+ROWS_AND_DTYPES = [(2, torch.float32), (7, torch.float16), (16, torch.float32), (40, torch.float16)]
 SIZES = [(64, 128), (40, 96), (50, 320)]  # whole tiles; odd widths; depth of several tiles and a rest
 
 
@@ -34,14 +35,16 @@ class FixedTiles(LinearTable):
     """Small tiles, so that every loop turns more than once."""
 
     def choose(self, shape):
-        if shape.num_rows <= MAX_VECTOR_ROWS:
+        if shape.kind.serves_one_row:
             return LinearTiles(block_n=4, block_k=64, num_warps=4)
-        return LinearTiles(block_n=16, block_k=64, num_warps=4, uses_tensor_cores=True, num_stages=2)
+        splits = 2 if shape.kind is LinearKind.SPLIT_LINEAR else 1
+        return LinearTiles(block_n=16, block_k=64, num_warps=4, num_stages=2, num_splits=splits)
 
 
 @pytest.fixture
-def linears():
+def linears(monkeypatch):
     torch.manual_seed(0)
+    monkeypatch.setattr(fused_linear, "takes_linear_kernels", lambda x: True)
     return FusedLinears(FixedTiles())
 
 
@@ -73,19 +76,19 @@ def close(out, expected):
 
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("columns", "depth"), SIZES)
-@pytest.mark.parametrize(("rows", "dtype"), ROWS_AND_DTYPES)
-def test_norm_linear(linears, rows, dtype, columns, depth, has_bias):
+@pytest.mark.parametrize("dtype", ONE_ROW)
+def test_norm_linear(linears, dtype, columns, depth, has_bias):
     layer, norm = projection(columns, depth, dtype, has_bias=has_bias), norm_of(depth, dtype)
-    x = 3.0 * torch.randn(rows, depth).to(dtype)
+    x = 3.0 * torch.randn(1, depth).to(dtype)
     close(linears.norm_linear(x, norm, layer.weight, layer.bias), product(x, layer, norm))
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("columns", "depth"), SIZES)
-@pytest.mark.parametrize(("rows", "dtype"), ROWS_AND_DTYPES)
-def test_linear_add(linears, rows, dtype, columns, depth, has_bias):
+@pytest.mark.parametrize("dtype", ONE_ROW)
+def test_linear_add(linears, dtype, columns, depth, has_bias):
     layer = projection(columns, depth, dtype, has_bias=has_bias)
-    x, residual = torch.randn(rows, depth).to(dtype), torch.randn(rows, columns).to(dtype)
+    x, residual = torch.randn(1, depth).to(dtype), torch.randn(1, columns).to(dtype)
     expected = product(x, layer) + residual.float()
     out = linears.linear_add(residual, x, layer)
     assert out.data_ptr() == residual.data_ptr()
@@ -94,39 +97,70 @@ def test_linear_add(linears, rows, dtype, columns, depth, has_bias):
 
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("columns", "depth"), SIZES)
-@pytest.mark.parametrize(("rows", "dtype"), ROWS_AND_DTYPES)
-def test_norm_gated_linear(linears, rows, dtype, columns, depth, has_bias):
+@pytest.mark.parametrize("dtype", ONE_ROW)
+def test_norm_gated_linear(linears, dtype, columns, depth, has_bias):
     layer, norm = projection(2 * columns, depth, dtype, has_bias=has_bias), norm_of(depth, dtype)
-    x = torch.randn(rows, depth).to(dtype)
+    x = torch.randn(1, depth).to(dtype)
     gate, up = product(x, layer, norm).chunk(2, dim=-1)
     close(linears.norm_gated_linear(x, norm, layer), silu(gate) * up)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 6])
-def test_float16_holds_a_stream_whose_square_it_does_not(linears, rows):
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("columns", "depth"), SIZES)
+@pytest.mark.parametrize(("rows", "dtype"), ROWS_AND_DTYPES)
+def test_linear(linears, rows, dtype, columns, depth, has_bias):
+    layer = projection(columns, depth, dtype, has_bias=has_bias)
+    x = torch.randn(rows, depth).to(dtype)
+    close(linears.linear(x, layer.weight, layer.bias), product(x, layer))
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("columns", "depth"), SIZES)
+@pytest.mark.parametrize(("rows", "dtype"), ROWS_AND_DTYPES)
+def test_gated_linear(linears, rows, dtype, columns, depth, has_bias):
+    layer = projection(2 * columns, depth, dtype, has_bias=has_bias)
+    x = torch.randn(rows, depth).to(dtype)
+    gate, up = product(x, layer).chunk(2, dim=-1)
+    close(linears.gated_linear(x, layer), silu(gate) * up)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("columns", "depth"), SIZES)
+@pytest.mark.parametrize(("rows", "dtype"), ROWS_AND_DTYPES)
+def test_split_linear_and_the_norm_that_sums_its_parts(linears, rows, dtype, columns, depth, has_bias):
+    layer, norm = projection(columns, depth, dtype, has_bias=has_bias), norm_of(columns, dtype)
+    x, residual = torch.randn(rows, depth).to(dtype), torch.randn(rows, columns).to(dtype)
+    parts = linears.split_linear(x, layer)
+    assert parts.shape == (2, rows, columns) and parts.dtype == torch.float32
+    stream = product(x, layer) + residual.float()
+    normed = launch_rms_norm(parts, residual, norm.weight, norm.eps)
+    close(residual, stream)
+    close(normed, rms_norm(stream, norm.weight.float(), norm.eps))
+
+
+def test_float16_holds_a_stream_whose_square_it_does_not(linears):
     layer, norm = projection(40, 96, torch.float16, has_bias=False), norm_of(96, torch.float16)
     norm.weight.mul_(8.0)
-    x = 2e4 * torch.randn(rows, 96).clamp(-3, 3).to(torch.float16)
+    x = 2e4 * torch.randn(1, 96).clamp(-3, 3).to(torch.float16)
     expected = product(x, layer, norm)
     out = linears.norm_linear(x, norm, layer.weight)
     torch.testing.assert_close(out.float(), expected, rtol=1e-2, atol=3e-2)
 
 
-@pytest.mark.parametrize("rows", [4, 5])
-def test_rows_do_not_touch_each_other(linears, rows):
+def test_rows_do_not_touch_each_other(linears):
     """A padded row may hold anything."""
-    layer, norm = projection(40, 96, torch.float32, has_bias=False), norm_of(96, torch.float32)
-    x = torch.randn(rows, 96)
-    expected = linears.norm_linear(x, norm, layer.weight)
+    layer = projection(40, 96, torch.float32, has_bias=False)
+    x = torch.randn(5, 96)
+    expected = linears.split_linear(x, layer)
     x[2] = float("nan")
-    out = linears.norm_linear(x, norm, layer.weight)
-    live = [row for row in range(rows) if row != 2]
-    assert torch.equal(out[live], expected[live]) and out[2].isnan().all()
+    out = linears.split_linear(x, layer)
+    live = [row for row in range(5) if row != 2]
+    assert torch.equal(out[:, live], expected[:, live]) and out[:, 2].isnan().all()
 
 
 @pytest.mark.parametrize("num_reqs", [1, 3, 5])
 @pytest.mark.parametrize("model_type", ["llama", "qwen2"])
-def test_a_model_gives_the_same_logits_on_either_path(monkeypatch, linears, model_type, num_reqs):
+def test_a_model_gives_the_same_logits_with_kernels_and_without(monkeypatch, linears, model_type, num_reqs):
     hf = {
         "model_type": model_type,
         "architectures": [{"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}[model_type]],
@@ -174,9 +208,12 @@ def test_a_model_gives_the_same_logits_on_either_path(monkeypatch, linears, mode
         with torch.inference_mode(), set_forward_context(context):
             return model.compute_logits(model(ids, positions))
 
-    plain = logits()
+    with monkeypatch.context() as patch:
+        patch.setattr(fused_linear, "takes_linear_kernels", lambda x: False)
+        plain = logits()
     calls = []
     for module in (decoder, decoder_layer):
-        monkeypatch.setattr(module, "takes_fused_linears", lambda x: calls.append(x.shape) or True)
+        monkeypatch.setattr(module, "takes_one_row_path", lambda x: calls.append(x.shape) or x.shape[0] == 1)
     torch.testing.assert_close(logits(), plain, rtol=1e-4, atol=1e-4)
-    assert len(calls) == 3, "two layers and the head ask"
+    if num_reqs == 1:
+        assert len(calls) == 3, "two layers and the head ask"

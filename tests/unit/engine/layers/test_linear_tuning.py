@@ -12,7 +12,8 @@ from ostinato.engine.layers.linear_tiles import LinearKind, LinearShape, LinearT
 from ostinato.engine.layers.linear_tuning import LinearTiming, tune_linears, weight_bytes
 
 CPU = torch.device("cpu")
-SHAPES = [LinearShape(kind=kind, num_rows=2, out_features=64, in_features=96, dtype="bfloat16") for kind in LinearKind]
+KINDS = (LinearKind.LINEAR, LinearKind.SPLIT_LINEAR, LinearKind.GATED_LINEAR)
+SHAPES = [LinearShape(kind=kind, num_rows=16, out_features=64, in_features=96, dtype="bfloat16") for kind in KINDS]
 TILES = LinearTiles(block_n=4, block_k=64, num_warps=4)
 
 
@@ -23,7 +24,7 @@ def measured(monkeypatch):
 
     def measure(shape, *, device, use_pdl):
         calls.append(shape)
-        fused_us = {LinearKind.NORM_GATED_LINEAR: math.inf, LinearKind.LINEAR_ADD: 9.0}.get(shape.kind, 2.0)
+        fused_us = {LinearKind.GATED_LINEAR: math.inf, LinearKind.SPLIT_LINEAR: 9.0}.get(shape.kind, 2.0)
         times = {None: 5.0, TILES: fused_us}
         return [LinearTiming(shape=shape, tiles=tiles, time_us=time_us) for tiles, time_us in times.items()]
 

@@ -30,16 +30,18 @@ def test_every_projection_is_there_in_each_bucket(is_tied):
     config = ModelConfig.from_hf(hf)
     model = build_model(config, device="meta", dtype=torch.float32)
     layer = model.layers[0]
-    weights = [
-        (LinearKind.NORM_LINEAR, layer.attention.qkv.weight.shape, 1),
-        (LinearKind.LINEAR_ADD, layer.attention.out.weight.shape, 1),
-        (LinearKind.NORM_GATED_LINEAR, layer.mlp.gate_up.weight.shape, 2),
-        (LinearKind.LINEAR_ADD, layer.mlp.down.weight.shape, 1),
-        (LinearKind.NORM_LINEAR, model.head.shape, 1),
+    weights = [  # each with its kind for one row, and for more
+        (LinearKind.NORM_LINEAR, LinearKind.LINEAR, layer.attention.qkv.weight.shape, 1),
+        (LinearKind.LINEAR_ADD, LinearKind.SPLIT_LINEAR, layer.attention.out.weight.shape, 1),
+        (LinearKind.NORM_GATED_LINEAR, LinearKind.GATED_LINEAR, layer.mlp.gate_up.weight.shape, 2),
+        (LinearKind.LINEAR_ADD, LinearKind.SPLIT_LINEAR, layer.mlp.down.weight.shape, 1),
+        (LinearKind.NORM_LINEAR, LinearKind.LINEAR, model.head.shape, 1),
     ]
     expected = {
-        (kind, rows, shape[0] // halves, shape[1], "bfloat16") for rows in (1, 8) for kind, shape, halves in weights
+        (kind, rows, shape[0] // halves, shape[1], "bfloat16")
+        for one, more, shape, halves in weights
+        for kind, rows in ((one, 1), (more, 16))
     }
-    shapes = linear_shapes(config, dtype="bfloat16", buckets=(1, 8))
+    shapes = linear_shapes(config, dtype="bfloat16", rows=(1, 8, 9))
     assert {(s.kind, s.num_rows, s.out_features, s.in_features, s.dtype) for s in shapes} == expected
     assert len(shapes) == len(expected)

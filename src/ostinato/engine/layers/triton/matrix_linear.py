@@ -1,27 +1,28 @@
-"""A linear layer of up to 16 rows, with what surrounds it: RMS norm before; bias, gating or residual after.
+"""A linear layer of 2 to 128 rows at the pace of reading its weight: bias, gating, or parts of the depth.
 
-The weight's tile is the left operand of the tensor cores and the transposed input the right one, padded to 16
-rows. Each program runs over the whole depth, so no sum depends on which program comes first. Called by
-`FusedLinears`.
+The weight's tile is the left operand of the tensor cores and the transposed input the right one, padded to a
+power of two. Where the columns are too few to occupy a device, the depth is split: each part is written apart,
+and `RMSNorm.add`, which comes next, sums them in order, so no sum depends on which program comes first.
+Called by `FusedLinears`.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,misc"
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ostinato.engine.attention.triton.programmatic_launch import gdc_launch_dependents, gdc_wait, launch_options
-from ostinato.engine.layers.linear_tiles import MAX_FEW_ROWS, LinearTiles
+from ostinato.engine.layers.linear_tiles import MAX_ROWS, LinearTiles, row_bucket
 from ostinato.runtime.breaks import jit_mark
 
 __all__ = ["launch_matrix"]
 
 # What a program asks of its rows of the weight before its input is complete, at most.
-_PREFETCH_BYTES = 64 * 1024
+_PREFETCH_BYTES = 48 * 1024
 _LINE_BYTES = 128
+_MIN_ROWS = 16
 
 
 @triton.jit
@@ -48,105 +49,69 @@ def _load(pointers, is_inside, is_deep, EVEN_N: tl.constexpr, EVEN_K: tl.constex
         return tl.load(pointers, mask=is_inside[:, None] & is_deep[None, :], other=0.0)
 
 
-@triton.jit(do_not_specialize=("num_rows",))
+@triton.jit(do_not_specialize=("num_rows", "num_turns"))
 def _matrix_kernel(
     x,
-    norm_weight,
     weight,
     bias,
-    residual,
     out,
-    eps,
     num_rows,
+    num_turns,
     N: tl.constexpr,
     K: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    NORMS_FIRST: tl.constexpr,
-    SCALES_AHEAD: tl.constexpr,
+    EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
     IS_GATED: tl.constexpr,
     USE_PDL: tl.constexpr,
     NUM_LINES: tl.constexpr,
     LINE: tl.constexpr,
 ):
     EVEN_N: tl.constexpr = N % BLOCK_N == 0
-    EVEN_K: tl.constexpr = K % BLOCK_K == 0
+    split = tl.program_id(1)
+    begin = split * num_turns * BLOCK_K
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     is_column = column < N
     row = tl.arange(0, ROWS)
     is_row = row < num_rows
     depth = tl.arange(0, BLOCK_K)
-    begin = column.to(tl.int64)[:, None] * K
-    if HAS_NORM and SCALES_AHEAD:
-        scale = tl.load(norm_weight + depth, mask=depth < K, other=0.0)
     if USE_PDL:
         if NUM_LINES > 0:  # the weight never changes: it is on its way before the input is complete
             start = tl.minimum(column, N - 1).to(tl.int64)[:, None] * K
-            line = tl.minimum(tl.arange(0, NUM_LINES) * LINE, K - 1)[None, :]
+            line = tl.minimum(begin + tl.arange(0, NUM_LINES) * LINE, K - 1)[None, :]
             _prefetch(weight + start + line)
             if IS_GATED:
                 _prefetch(weight + N * K + start + line)
         gdc_launch_dependents()
         gdc_wait()
-    place = row[None, :] * N + column[:, None]
-    is_inside = is_column[:, None] & is_row[None, :]
-    if HAS_RESIDUAL:
-        stream = tl.load(residual + place, mask=is_inside, other=0.0)
 
-    x_pointers = x + row[:, None] * K + depth[None, :]
-    pointers = weight + begin + depth[None, :]
-    if HAS_NORM:
-        squares = tl.zeros([ROWS, BLOCK_K], tl.float32)
-        if NORMS_FIRST:
-            for offset in range(0, K, BLOCK_K):
-                wide = _load(x_pointers + offset, is_row, depth < K - offset, False, EVEN_K).to(tl.float32)
-                squares += wide * wide
-            inverse = tl.rsqrt(tl.sum(squares, 1) / K + eps)
-
+    pointers = weight + column.to(tl.int64)[:, None] * K + (begin + depth)[None, :]
+    x_pointers = x + row[:, None] * K + (begin + depth)[None, :]
     acc = tl.zeros([BLOCK_N, ROWS], tl.float32)
     if IS_GATED:
         up_acc = tl.zeros([BLOCK_N, ROWS], tl.float32)
-    for offset in range(0, K, BLOCK_K):
-        is_deep = depth < K - offset
+    for turn in range(num_turns):
+        offset = turn * BLOCK_K
+        is_deep = depth < K - begin - offset
         tile = _load(pointers + offset, is_column, is_deep, EVEN_N, EVEN_K)
         if IS_GATED:
             up_tile = _load(pointers + (N * K + offset), is_column, is_deep, EVEN_N, EVEN_K)
-        values = _load(x_pointers + offset, is_row, is_deep, False, EVEN_K)
-        if HAS_NORM:
-            wide = values.to(tl.float32)
-            if NORMS_FIRST:
-                wide = wide * inverse[:, None]
-            else:
-                squares += wide * wide
-            if not SCALES_AHEAD:
-                scale = tl.load(norm_weight + offset + depth, mask=is_deep, other=0.0)
-            values = (wide * scale.to(tl.float32)[None, :]).to(x.dtype.element_ty)
-            if SCALES_AHEAD:
-                next_offset = offset + BLOCK_K
-                scale = tl.load(norm_weight + next_offset + depth, mask=depth < K - next_offset, other=0.0)
-        values = tl.trans(values)
+        values = tl.trans(_load(x_pointers + offset, is_row, is_deep, False, EVEN_K))
         acc = tl.dot(tile, values, acc)
         if IS_GATED:
             up_acc = tl.dot(up_tile, values, up_acc)
 
-    if HAS_NORM and not NORMS_FIRST:
-        inverse = tl.rsqrt(tl.sum(squares, 1) / K + eps)
-        acc = acc * inverse[None, :]
-        if IS_GATED:
-            up_acc = up_acc * inverse[None, :]
     if HAS_BIAS:
-        acc += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[:, None]
+        share = tl.where(split == 0, 1.0, 0.0)  # once, whatever the number of parts
+        acc += share * tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[:, None]
     if IS_GATED:
         if HAS_BIAS:
             up_acc += tl.load(bias + N + column, mask=is_column, other=0.0).to(tl.float32)[:, None]
         acc = acc * tl.sigmoid(acc) * up_acc
-    if HAS_RESIDUAL:
-        acc += stream.to(tl.float32)
-    tl.store(out + place, acc.to(out.dtype.element_ty), mask=is_inside)
+    place = (split * num_rows + row)[None, :] * N + column[:, None]
+    tl.store(out + place, acc.to(out.dtype.element_ty), mask=is_column[:, None] & is_row[None, :])
 
 
 def launch_matrix(
@@ -155,34 +120,36 @@ def launch_matrix(
     out: Tensor,
     *,
     tiles: LinearTiles,
-    norm_weight: Tensor | None = None,
-    eps: float = 0.0,
     bias: Tensor | None = None,
-    residual: Tensor | None = None,
     is_gated: bool = False,
     use_pdl: bool = False,
 ) -> None:
-    """As `launch_vector`, for 1 to 16 rows."""
-    (num_rows, depth), columns = x.shape, out.shape[1]
-    assert num_rows <= MAX_FEW_ROWS, num_rows
-    line = _LINE_BYTES // weight.element_size()
-    rows = tiles.block_n * (2 if is_gated else 1)
-    norm_bytes = 0 if norm_weight is None else norm_weight.element_size()
-    num_lines = min(triton.next_power_of_2(triton.cdiv(depth, line)), _PREFETCH_BYTES // _LINE_BYTES // rows)
+    """``out = act(x @ weight.T [+ bias])``, or parts that add up to it.
+
+    Args:
+        x: [num_rows, in_features], contiguous, 1 to 128 rows.
+        weight: [out_features, in_features], contiguous; gated: [2 * out_features, in_features], gates first.
+        out: [num_rows, out_features] or, split, [tiles.num_splits, num_rows, out_features]; contiguous.
+        tiles: ``block_n`` rows of the weight (of each half, if gated) a program.
+        bias: [as many as rows of ``weight``].
+        is_gated: SiLU of the first half of the columns times the second; not with splits.
+        use_pdl: launch early, if the tiles say so too; see `programmatic_launch`.
+    """
+    (num_rows, depth), columns, splits = x.shape, out.shape[-1], tiles.num_splits
+    assert num_rows <= MAX_ROWS, num_rows
+    assert splits == 1 or not is_gated, "a product of sums is no sum"
+    num_turns = triton.cdiv(triton.cdiv(depth, tiles.block_k), splits)
+    rows, is_early = max(_MIN_ROWS, row_bucket(num_rows)), use_pdl and tiles.is_early
+    lines_a_row = _PREFETCH_BYTES // _LINE_BYTES // (tiles.block_n * (2 if is_gated else 1))
     jit_mark(
-        f"matrix_linear[{x.dtype},{columns},{depth},{tiles},{norm_weight is not None},{bias is not None},"
-        f"{residual is not None},{is_gated},{use_pdl}]"
+        f"matrix_linear[{x.dtype},{out.dtype},{columns},{depth},{rows},{tiles},{bias is not None},"
+        f"{is_gated},{is_early}]"
     )
-    _matrix_kernel[(triton.cdiv(columns, tiles.block_n),)](
-        x, x if norm_weight is None else norm_weight, weight, x if bias is None else bias,
-        x if residual is None else residual, out, eps, num_rows,
-        N=columns, K=depth, ROWS=MAX_FEW_ROWS, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
-        HAS_NORM=norm_weight is not None,
-        # float16 could overflow before the scale of the norm is known.
-        NORMS_FIRST=x.dtype == torch.float16,
-        # A scale of under 4 bytes a thread is no asynchronous copy: its latency is hidden by hand.
-        SCALES_AHEAD=tiles.block_k * norm_bytes < 4 * 32 * tiles.num_warps,
-        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, IS_GATED=is_gated, USE_PDL=use_pdl,
-        NUM_LINES=num_lines, LINE=line, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
-        **launch_options(use_pdl),
+    _matrix_kernel[(triton.cdiv(columns, tiles.block_n), splits)](
+        x, weight, x if bias is None else bias, out, num_rows, num_turns,
+        N=columns, K=depth, ROWS=rows, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
+        EVEN_K=splits * num_turns * tiles.block_k == depth,
+        HAS_BIAS=bias is not None, IS_GATED=is_gated, USE_PDL=is_early,
+        NUM_LINES=1 << (lines_a_row.bit_length() - 1), LINE=_LINE_BYTES // weight.element_size(),
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **launch_options(is_early),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""RMS norm with an optional residual addition, one program a row. Called by `RMSNorm` on CUDA."""
+"""RMS norm with an optional residual addition, of parts too, one program a row. Called by `RMSNorm` on CUDA."""
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,misc"
 
 from __future__ import annotations
@@ -8,27 +8,41 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ostinato.engine.attention.triton.programmatic_launch import (
+    can_launch_early,
+    gdc_launch_dependents,
+    gdc_wait,
+    launch_options,
+)
 from ostinato.runtime.breaks import jit_mark
 
 __all__ = ["launch_rms_norm"]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("num_rows",))
 def _rms_norm_kernel(
     x,
     residual,
     weight,
     out,
     eps,
+    num_rows,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    USE_PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
-    values = tl.load(x + row * SIZE + columns, mask=inside, other=0.0).to(tl.float32)
     scale = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
+    if USE_PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    values = tl.load(x + row * SIZE + columns, mask=inside, other=0.0).to(tl.float32)
+    for part in tl.static_range(1, NUM_PARTS):
+        values += tl.load(x + (part * num_rows + row) * SIZE + columns, mask=inside, other=0.0)
     if HAS_RESIDUAL:
         pointers = residual + row * SIZE + columns
         values += tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
@@ -44,17 +58,23 @@ def launch_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: flo
     """Norm of ``x``, or of ``x + residual``, which is also written into ``residual``.
 
     Args:
-        x: [..., size]; copied if it is not contiguous.
-        residual: like ``x`` and contiguous, or None.
+        x: [..., size]; copied if it is not contiguous. With a residual [num_rows, size], or parts that add up to it,
+            [num_parts, num_rows, size] in float32: then it starts early (`programmatic_launch`), as what made them did.
+        residual: [num_rows, size] and contiguous, or None.
         weight: [size].
     """
     size = x.shape[-1]
     x = x.contiguous()
-    out = torch.empty_like(x)
+    like = x if residual is None else residual
+    out = torch.empty_like(like)
+    num_rows = like.numel() // size
+    num_parts = x.numel() // like.numel()
+    is_early = num_parts > 1 and can_launch_early(x.device)
     block = triton.next_power_of_2(size)
-    jit_mark(f"rms_norm[{x.dtype},{size},{residual is not None}]")
-    _rms_norm_kernel[(x.numel() // size,)](
-        x, x if residual is None else residual, weight, out, eps,
-        SIZE=size, BLOCK=block, HAS_RESIDUAL=residual is not None, num_warps=min(max(block // 512, 1), 8),
+    jit_mark(f"rms_norm[{x.dtype},{out.dtype},{size},{residual is not None},{num_parts},{is_early}]")
+    _rms_norm_kernel[(num_rows,)](
+        x, like, weight, out, eps, num_rows,
+        SIZE=size, BLOCK=block, HAS_RESIDUAL=residual is not None, NUM_PARTS=num_parts, USE_PDL=is_early,
+        num_warps=min(max(block // 512, 1), 8), **launch_options(is_early),
     )  # fmt: skip
     return out

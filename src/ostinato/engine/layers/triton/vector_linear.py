@@ -1,11 +1,10 @@
-"""A linear layer of 1 to 4 rows, with what surrounds it: RMS norm before; bias, gating or residual after.
+"""A linear layer of one row, with what surrounds it: RMS norm before; bias, gating or residual after.
 
-No tensor cores: each program multiplies a few rows of the weight with each row of the input and reduces in
+No tensor cores: each program multiplies a few rows of the weight with the input and reduces in
 registers, so weights stream through at the memory's pace. The norm's scale is a factor of the whole product,
 hence one pass over the input serves both. Sums are float32 and in a fixed order. Called by `FusedLinears`.
 """
-# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,misc,assignment,operator"
-# ruff: noqa: RUF005  # triton joins tuples, it unpacks none
+# mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,misc"
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ostinato.engine.attention.triton.programmatic_launch import gdc_launch_dependents, gdc_wait, launch_options
-from ostinato.engine.layers.linear_tiles import LinearTiles, row_bucket
+from ostinato.engine.layers.linear_tiles import LinearTiles
 from ostinato.runtime.breaks import jit_mark
 
 __all__ = ["launch_vector"]
@@ -41,7 +40,7 @@ def _load_line(pointers, depth, K: tl.constexpr, EVEN_K: tl.constexpr):
         return tl.load(pointers + depth[None, :], mask=(depth < K)[None, :], other=0.0).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=("num_rows",))
+@triton.jit
 def _vector_kernel(
     x,
     norm_weight,
@@ -50,10 +49,8 @@ def _vector_kernel(
     residual,
     out,
     eps,
-    num_rows,
     N: tl.constexpr,
     K: tl.constexpr,
-    ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     HAS_NORM: tl.constexpr,
@@ -84,18 +81,13 @@ def _vector_kernel(
         gdc_launch_dependents()
         gdc_wait()
 
-    # One of each for each row.
-    streams, accs, up_accs, squares = (), (), (), ()
-    for row in tl.static_range(ROWS):
-        accs = accs + (tl.zeros([BLOCK_N, BLOCK_K], tl.float32),)
-        if IS_GATED:
-            up_accs = up_accs + (tl.zeros([BLOCK_N, BLOCK_K], tl.float32),)
-        if HAS_NORM:
-            squares = squares + (tl.zeros([1, BLOCK_K], tl.float32),)
-        if HAS_RESIDUAL:
-            width = tl.where(num_rows > row, N, 0)  # nothing is read or stored of rows past the last
-            streams = streams + (tl.load(residual + row * N + column, mask=column < width, other=0.0),)
-
+    if HAS_RESIDUAL:
+        stream = tl.load(residual + column, mask=is_inside, other=0.0)
+    acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    if IS_GATED:
+        up_acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
+    if HAS_NORM:
+        squares = tl.zeros([1, BLOCK_K], tl.float32)
     for start in tl.static_range(0, K, BLOCK_K):
         # The next tile is asked for before this one is used.
         if start + BLOCK_K < K:
@@ -104,18 +96,13 @@ def _vector_kernel(
                 next_up = _load(up_pointers + (start + BLOCK_K), is_inside, depth, K - start - BLOCK_K, EVEN_N, EVEN_K)
             if HAS_NORM:
                 next_scale = _load_line(norm_weight + (start + BLOCK_K), depth, K - start - BLOCK_K, EVEN_K)
-        new_accs, new_up_accs, new_squares = (), (), ()
-        for row in tl.static_range(ROWS):
-            # Rows past the last repeat it.
-            line = row if ROWS == 1 else tl.minimum(num_rows - 1, row)
-            values = _load_line(x + line * K + start, depth, K - start, EVEN_K)
-            if HAS_NORM:
-                new_squares = new_squares + (squares[row] + values * values,)
-                values = values * scale
-            new_accs = new_accs + (accs[row] + tile.to(tl.float32) * values,)
-            if IS_GATED:
-                new_up_accs = new_up_accs + (up_accs[row] + up_tile.to(tl.float32) * values,)
-        accs, up_accs, squares = new_accs, new_up_accs, new_squares
+        values = _load_line(x + start, depth, K - start, EVEN_K)
+        if HAS_NORM:
+            squares += values * values
+            values = values * scale
+        acc += tile.to(tl.float32) * values
+        if IS_GATED:
+            up_acc += up_tile.to(tl.float32) * values
         if start + BLOCK_K < K:
             tile = next_tile
             if IS_GATED:
@@ -123,24 +110,22 @@ def _vector_kernel(
             if HAS_NORM:
                 scale = next_scale
 
-    for row in tl.static_range(ROWS):
-        total = tl.sum(accs[row], 1)
+    total = tl.sum(acc, 1)
+    if HAS_NORM:
+        inverse = tl.rsqrt(tl.sum(squares) / K + eps)
+        total = total * inverse
+    if HAS_BIAS:
+        total += addend.to(tl.float32)
+    if IS_GATED:
+        up = tl.sum(up_acc, 1)
         if HAS_NORM:
-            inverse = tl.rsqrt(tl.sum(squares[row], 1) / K + eps)
-            total = total * inverse
+            up = up * inverse
         if HAS_BIAS:
-            total += addend.to(tl.float32)
-        if IS_GATED:
-            up = tl.sum(up_accs[row], 1)
-            if HAS_NORM:
-                up = up * inverse
-            if HAS_BIAS:
-                up += up_addend.to(tl.float32)
-            total = total * tl.sigmoid(total) * up
-        if HAS_RESIDUAL:
-            total += streams[row].to(tl.float32)
-        width = tl.where(num_rows > row, N, 0)
-        tl.store(out + row * N + column, total.to(out.dtype.element_ty), mask=column < width)
+            up += up_addend.to(tl.float32)
+        total = total * tl.sigmoid(total) * up
+    if HAS_RESIDUAL:
+        total += stream.to(tl.float32)
+    tl.store(out + column, total.to(out.dtype.element_ty), mask=is_inside)
 
 
 def launch_vector(
@@ -156,12 +141,12 @@ def launch_vector(
     is_gated: bool = False,
     use_pdl: bool = False,
 ) -> None:
-    """``out = [residual +] act([norm](x) @ weight.T [+ bias])``, for few rows.
+    """``out = [residual +] act([norm](x) @ weight.T [+ bias])``.
 
     Args:
-        x: [num_rows, in_features], contiguous.
+        x: [1, in_features], contiguous.
         weight: [out_features, in_features], contiguous; gated: [2 * out_features, in_features], gates first.
-        out: [num_rows, out_features], contiguous; may be ``residual``.
+        out: [1, out_features], contiguous; may be ``residual``.
         tiles: ``block_n`` rows of the weight (of each half, if gated) a program.
         norm_weight: [in_features], of an RMS norm with ``eps``.
         bias: [as many as rows of ``weight``].
@@ -170,15 +155,15 @@ def launch_vector(
         use_pdl: launch early; see `programmatic_launch`.
     """
     (num_rows, depth), columns = x.shape, out.shape[1]
-    rows = row_bucket(num_rows)
+    assert num_rows == 1, num_rows
     jit_mark(
-        f"vector_linear[{x.dtype},{rows},{columns},{depth},{tiles},{norm_weight is not None},{bias is not None},"
+        f"vector_linear[{x.dtype},{columns},{depth},{tiles},{norm_weight is not None},{bias is not None},"
         f"{residual is not None},{is_gated},{use_pdl}]"
     )
     _vector_kernel[(triton.cdiv(columns, tiles.block_n),)](
         x, x if norm_weight is None else norm_weight, weight, x if bias is None else bias,
-        x if residual is None else residual, out, eps, num_rows,
-        N=columns, K=depth, ROWS=rows, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
+        x if residual is None else residual, out, eps,
+        N=columns, K=depth, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
         HAS_NORM=norm_weight is not None, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
         IS_GATED=is_gated, USE_PDL=use_pdl, num_warps=tiles.num_warps, **launch_options(use_pdl),
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The compiled kernels of linear layers of few rows: against float32 torch, the same every time, early or not."""
+"""The compiled kernels of linear layers of up to 128 rows: against float32 torch, the same every time, early or not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import silu
 
-from ostinato.engine.layers import FusedLinears, Linear, RMSNorm, takes_fused_linears
+from ostinato.engine.layers import FusedLinears, Linear, RMSNorm
+from ostinato.engine.layers.kernel_choice import takes_linear_kernels
 from ostinato.engine.layers.linear_table import LinearTable
 from ostinato.engine.layers.linear_tiles import LinearKind, LinearShape, candidate_tiles, row_bucket
 from ostinato.engine.layers.rms_norm import rms_norm
@@ -24,7 +25,7 @@ BF16, F16 = torch.bfloat16, torch.float16
 TOLERANCE = {BF16: 2e-2, F16: 6e-3}
 # hidden, intermediate, width of queries, keys and values
 SHAPES = {"1b": (2048, 8192, 3072), "8b": (4096, 14336, 6144), "smollm2": (576, 1536, 960), "odd": (96, 200, 104)}
-ROWS = [1, 2, 3, 5, 8, 15, 16]
+ROWS = [1, 2, 3, 8, 16, 29, 64, 100, 128]
 
 
 class Layer:
@@ -48,10 +49,15 @@ class Layer:
     def step(self, linears, residual):
         """Writes ``residual``; gives what it holds afterwards."""
         p = self.projections
-        qkv = linears.norm_linear(residual, self.norms[0], p["qkv"].weight, p["qkv"].bias)
-        residual = linears.linear_add(residual, qkv, p["out"])
-        gated = linears.norm_gated_linear(residual, self.norms[1], p["gate_up"])
-        return linears.linear_add(residual, gated, p["down"])
+        if residual.shape[0] == 1:
+            qkv = linears.norm_linear(residual, self.norms[0], p["qkv"].weight, p["qkv"].bias)
+            residual = linears.linear_add(residual, qkv, p["out"])
+            gated = linears.norm_gated_linear(residual, self.norms[1], p["gate_up"])
+            return linears.linear_add(residual, gated, p["down"])
+        qkv = linears.linear(self.norms[0](residual), p["qkv"].weight, p["qkv"].bias)
+        normed, residual = self.norms[1].add(linears.split_linear(qkv, p["out"]), residual)
+        addend = linears.split_linear(linears.gated_linear(normed, p["gate_up"]), p["down"])
+        return self.norms[1].add(addend, residual)[1]
 
 
 def product(x, layer, norm=None):
@@ -78,15 +84,25 @@ def exact_products():
 def check_ops(layer, linears, rows, dtype):
     p = layer.projections
     x = 2.0 * torch.randn(rows, layer.hidden, device=DEVICE).to(dtype)
-    assert takes_fused_linears(x)
-    close(linears.norm_linear(x, layer.norms[0], p["qkv"].weight, p["qkv"].bias), product(x, p["qkv"], layer.norms[0]))
-    gate, up = product(x, p["gate_up"], layer.norms[1]).chunk(2, dim=-1)
-    close(linears.norm_gated_linear(x, layer.norms[1], p["gate_up"]), silu(gate) * up)
+    assert takes_linear_kernels(x)
+    if rows == 1:
+        qkv = linears.norm_linear(x, layer.norms[0], p["qkv"].weight, p["qkv"].bias)
+        gated = linears.norm_gated_linear(x, layer.norms[1], p["gate_up"])
+        norms = layer.norms
+    else:
+        qkv, gated = linears.linear(x, p["qkv"].weight, p["qkv"].bias), linears.gated_linear(x, p["gate_up"])
+        norms = None, None
+    close(qkv, product(x, p["qkv"], norms[0]))
+    gate, up = product(x, p["gate_up"], norms[1]).chunk(2, dim=-1)
+    close(gated, silu(gate) * up)
     for name in ("out", "down"):
         inputs = torch.randn(rows, p[name].weight.shape[1], device=DEVICE).to(dtype)
         residual = torch.randn(rows, layer.hidden, device=DEVICE).to(dtype)
         expected = product(inputs, p[name]) + residual.float()
-        out = linears.linear_add(residual, inputs, p[name])
+        if rows == 1:
+            out = linears.linear_add(residual, inputs, p[name])
+        else:
+            _, out = layer.norms[0].add(linears.split_linear(inputs, p[name]), residual)
         assert out.data_ptr() == residual.data_ptr()
         close(out, expected)
 
@@ -107,31 +123,37 @@ def test_head():
     norm, head = RMSNorm(2048, 1e-5).to(DEVICE, BF16), Linear(2048, 128256).to(DEVICE, BF16)
     norm.weight.uniform_(0.5, 1.5)
     head.weight.normal_(0.0, 2048**-0.5)
-    for rows in (1, 3, 16):
+    x = torch.randn(1, 2048, device=DEVICE).to(BF16)
+    close(FusedLinears().norm_linear(x, norm, head.weight), product(x, head, norm))
+    for rows in (3, 29, 64):
         x = torch.randn(rows, 2048, device=DEVICE).to(BF16)
-        close(FusedLinears().norm_linear(x, norm, head.weight), product(x, head, norm))
+        close(FusedLinears().linear(x, head.weight), product(x, head))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["1b", "8b", "odd"])
-@pytest.mark.parametrize("rows", [1, 13])
+@pytest.mark.parametrize("rows", [1, 13, 64])
 def test_every_candidate(size, rows):
     layer = Layer(size)
-    p = layer.projections
+    p, norm = layer.projections, layer.norms[0]
     x = torch.randn(rows, layer.hidden, device=DEVICE).to(BF16)
-    kinds = {
-        LinearKind.NORM_LINEAR: ("qkv", lambda f, r: f.norm_linear(x, layer.norms[0], p["qkv"].weight)),
-        LinearKind.NORM_GATED_LINEAR: ("gate_up", lambda f, r: f.norm_gated_linear(x, layer.norms[1], p["gate_up"])),
+    inputs = torch.randn(rows, p["down"].weight.shape[1], device=DEVICE).to(BF16)
+    one_row = {
+        LinearKind.NORM_LINEAR: ("qkv", lambda f, r: f.norm_linear(x, norm, p["qkv"].weight)),
+        LinearKind.NORM_GATED_LINEAR: ("gate_up", lambda f, r: f.norm_gated_linear(x, norm, p["gate_up"])),
         LinearKind.LINEAR_ADD: ("down", lambda f, r: f.linear_add(r, inputs, p["down"])),
     }
-    inputs = torch.randn(rows, p["down"].weight.shape[1], device=DEVICE).to(BF16)
-    for kind, (name, run) in kinds.items():
-        halves = 2 if kind is LinearKind.NORM_GATED_LINEAR else 1
+    more_rows = {
+        LinearKind.LINEAR: ("qkv", lambda f, r: f.linear(x, p["qkv"].weight)),
+        LinearKind.GATED_LINEAR: ("gate_up", lambda f, r: f.gated_linear(x, p["gate_up"])),
+        LinearKind.SPLIT_LINEAR: ("down", lambda f, r: norm.add(f.split_linear(inputs, p["down"]), r)[0]),
+    }
+    for kind, (name, run) in (one_row if rows == 1 else more_rows).items():
         columns, depth = p[name].weight.shape
         shape = LinearShape(
             kind=kind,
             num_rows=row_bucket(rows),
-            out_features=columns // halves,
+            out_features=columns // (2 if kind.is_gated else 1),
             in_features=depth,
             dtype="bfloat16",
         )
@@ -143,7 +165,7 @@ def test_every_candidate(size, rows):
             close(result, results[0].float())
 
 
-@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("rows", [1, 4, 29, 128])
 @pytest.mark.parametrize("size", ["1b", "smollm2"])
 def test_runs_give_the_same_bits(size, rows):
     layer, linears = Layer(size), FusedLinears()
@@ -154,7 +176,7 @@ def test_runs_give_the_same_bits(size, rows):
         assert torch.equal(layer.step(linears, x.clone()), first)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 16])
+@pytest.mark.parametrize("rows", [1, 3, 32, 128])
 @pytest.mark.parametrize("size", ["1b", "smollm2", "odd"])
 def test_early_launches_give_the_same_bits_in_a_replayed_graph(size, rows):
     """Twelve blocks in a chain, each kernel started early; a missing wait would read what is not yet written."""
@@ -192,12 +214,13 @@ def test_early_launches_give_the_same_bits_in_a_replayed_graph(size, rows):
     assert torch.equal(eager, outputs[1])
 
 
-def test_back_to_back_replays_wait_for_each_other():
+@pytest.mark.parametrize("rows", [1, 29])
+def test_back_to_back_replays_wait_for_each_other(rows):
     """The first kernel of a replay must not start before the input of that replay is there."""
     layer, linears = Layer("1b"), FusedLinears()
-    stream = torch.zeros(1, 2048, device=DEVICE, dtype=BF16)
+    stream = torch.zeros(rows, 2048, device=DEVICE, dtype=BF16)
     layer.step(linears, stream.clone())
-    inputs = torch.randn(50, 1, 2048, device=DEVICE).to(BF16)
+    inputs = torch.randn(50, rows, 2048, device=DEVICE).to(BF16)
     expected = [layer.step(FusedLinears(use_pdl=False), x.clone()).clone() for x in inputs]
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
