@@ -22,7 +22,7 @@ from ostinato.runtime.runners import CapturedKeys, Delivery, MadeUpRuns, StepLoc
 from ostinato.runtime.service import KeyService, plan_reported
 from ostinato.runtime.stages import Life
 from ostinato.runtime.steps import LiveSteps, Measuring
-from ostinato.telemetry import CeilingWatch, DispatchCounters, EventBus, LogSink, ModeResolved
+from ostinato.telemetry import CeilingWatch, DispatchCounters, EventBus, LogSink, ModeResolved, ShadowFailed
 
 __all__ = ["Parts", "assemble"]
 
@@ -125,7 +125,15 @@ def assemble(arguments: Arguments) -> Parts:
         # Recorded calls have the bits of an eager run; compiled code and GPU kernels need not.
         is_bitwise=backend.name == "simulated" and not mode.is_compiled,
     )
-    qualifier = Qualifier(subject, lock=lock, quarantine=dispatcher.quarantine, owner=arguments.shadow)
+    qualifier = Qualifier(
+        subject,
+        lock=lock,
+        quarantine=dispatcher.quarantine,
+        on_shadow_failed=lambda key, error: bus.emit(
+            ShadowFailed(key=str(key), error=f"{type(error).__name__}: {error}")
+        ),
+        owner=arguments.shadow,
+    )
     late = LateCapture(service=service, runs=runs, qualifier=qualifier)
     recapturing = None
     if config.on_moved == "recapture":

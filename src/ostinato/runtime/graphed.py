@@ -557,6 +557,7 @@ class Graphed:
     def finish_shadow(self) -> None:
         """Compare the step that `GraphConfig.shadow_every` has kept, if any. Calls do it first of all; after `run` it
         is the caller's to do, between two steps, or to drop: what the step reads and does not write must be as it was.
+        If the eager run fails, the step is dropped, the event `ShadowFailed` says so, and nothing is raised.
         """
         self._qualifier.finish_shadow()
 
