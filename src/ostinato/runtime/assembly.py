@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ostinato.errors import ConfigError
 from ostinato.runtime.arguments import Arguments
 from ostinato.runtime.buffers import NUM_TOKENS, BridgePool
-from ostinato.runtime.capture import CaptureBackend, select_backend
+from ostinato.runtime.capture import CaptureBackend, generators_in, select_backend
 from ostinato.runtime.dispatch import Dispatcher, ModeRequest, ResolvedMode, resolve_mode
 from ostinato.runtime.keys import Mode
 from ostinato.runtime.late_capture import LateCapture
@@ -72,6 +72,8 @@ def assemble(arguments: Arguments) -> Parts:
     bus.emit(ModeResolved(asked=mode.asked, resolved=mode.mode, reason=mode.reason))
 
     backend = select_backend(device, shares_executables=config.executables == "shared")
+    for generator in generators_in(arguments.state):
+        backend.generators.note(generator)
     wrapped = WrappedCallable(
         arguments.fn, layout=layout, max_sizes=max_sizes, device=backend.device, state=arguments.state
     )

@@ -355,7 +355,13 @@ def test_a_step_that_waited_for_the_shadow_to_go_goes_on():
 
     qualifier = Qualifier(None, lock=ClosesMeanwhile(), quarantine=None, on_shadow_failed=None)
     qualifier.shadow = Shadow(
-        1, owner=None, wrapped=None, is_bitwise=True, versions=lambda _key: [], counts=qualifier.shadow_counts
+        1,
+        owner=None,
+        wrapped=None,
+        generators=None,
+        is_bitwise=True,
+        versions=lambda _key: [],
+        counts=qualifier.shadow_counts,
     )
     qualifier.finish_shadow()
     assert qualifier.shadow is None

@@ -97,6 +97,7 @@ class Qualifier:
                 every,
                 owner=self.owner(),
                 wrapped=subject.wrapped,
+                generators=subject.backend.generators,
                 is_bitwise=subject.is_bitwise,
                 versions=subject.captured.versions,
                 counts=self.shadow_counts,

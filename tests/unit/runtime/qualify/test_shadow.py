@@ -85,6 +85,21 @@ def test_random_steps_pass():
         assert graphed.explain(ROWS).reason is Reason.EXACT
 
 
+def test_steps_that_draw_from_a_generator_of_their_own_pass_and_move_it_once():
+    """Eager draws what the replay has drawn, and what comes next is what eager steps alone would have drawn."""
+    own = torch.Generator().manual_seed(1)
+    twin = torch.Generator()
+    sink = MemorySink()
+    with opened(lambda x: x + torch.rand(x.shape, generator=own), every=1, sink=sink) as graphed:
+        twin.set_state(own.get_state())
+        for _ in range(3):
+            assert torch.equal(graphed(ROWS), ROWS + torch.rand(ROWS.shape, generator=twin))
+        graphed.finish_shadow()
+        assert torch.equal(own.get_state(), twin.get_state())
+        assert graphed.shadow_counts.num_compared == 3
+        assert not [e for e in sink.events if isinstance(e, KeyQuarantined)]
+
+
 def test_a_shadow_that_fails_harms_no_call():
     holder = SimpleNamespace(fails=False)
 
