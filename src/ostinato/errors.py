@@ -43,6 +43,7 @@ __all__ = [
     "TensorReboundError",
     "UnbrokenOpError",
     "UnjoinedStreamError",
+    "UnknownGeneratorError",
     "UnknownNameError",
     "UnsupportedArchitectureError",
     "UnsupportedPartitionError",
@@ -198,6 +199,12 @@ class UnjoinedStreamError(CaptureError):
     """Work of a capture ran on a stream that was not forked from the capturing one, or not joined to it again."""
 
     code = "OST211"
+
+
+class UnknownGeneratorError(CaptureError):
+    """An op of a capture draws from a random generator that no warm-up run has drawn from."""
+
+    code = "OST212"
 
 
 # --- runtime: replay ---------------------------------------------------------------------------

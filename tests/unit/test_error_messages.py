@@ -32,6 +32,7 @@ from ostinato.runtime import (
 )
 from ostinato.runtime.capture import select_backend
 from ostinato.runtime.capture.cuda import _Watch
+from ostinato.runtime.capture.generators import GeneratorLog
 
 X = torch.ones(4, 2)
 
@@ -140,11 +141,16 @@ def inductor_on_a_cpu(_: Path) -> None:
 
 
 def stream_that_was_not_forked(_: Path) -> None:
-    with torch.no_grad(), pytest.MonkeyPatch.context() as patch, _Watch() as watch:
+    generators = GeneratorLog(torch.device("cuda", 0))
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch, _Watch(generators) as watch:
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         watch._device_type = "cpu"  # a stand-in for the device
         watch.is_active = True
         torch.add(X, 1)
+
+
+def generator_made_in_the_callable(_: Path) -> None:
+    ready(lambda x: x + torch.rand(x.shape, generator=torch.Generator()))
 
 
 def moved_buffers(_: Path) -> None:
@@ -418,6 +424,12 @@ CASES: dict[type[errors.OstinatoError], Parts] = {
         what="aten::add runs on a stream, which was not forked",
         where={"op": "aten::add", "stream": "a stream", "at": HERE},
         fix=r"call side\.wait_stream",
+    ),
+    errors.UnknownGeneratorError: Parts(
+        provoke=generator_made_in_the_callable,
+        what="aten::rand draws from a random generator that no warm-up run has drawn from",
+        where={"op": "aten::rand", "at": HERE},
+        fix="make the generator before warm_up, outside of the callable",
     ),
     errors.AddressChangedError: Parts(
         provoke=moved_buffers,

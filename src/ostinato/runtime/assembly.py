@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ostinato.errors import ConfigError
 from ostinato.runtime.arguments import Arguments
 from ostinato.runtime.buffers import NUM_TOKENS, BridgePool
-from ostinato.runtime.capture import CaptureBackend, select_backend
+from ostinato.runtime.capture import CaptureBackend, generators_in, select_backend
 from ostinato.runtime.dispatch import Dispatcher, ModeRequest, ResolvedMode, resolve_mode
 from ostinato.runtime.keys import Mode
 from ostinato.runtime.late_capture import LateCapture
@@ -22,7 +22,7 @@ from ostinato.runtime.runners import CapturedKeys, Delivery, MadeUpRuns, StepLoc
 from ostinato.runtime.service import KeyService, plan_reported
 from ostinato.runtime.stages import Life
 from ostinato.runtime.steps import LiveSteps, Measuring
-from ostinato.telemetry import CeilingWatch, DispatchCounters, EventBus, LogSink, ModeResolved
+from ostinato.telemetry import CeilingWatch, DispatchCounters, EventBus, LogSink, ModeResolved, ShadowFailed
 
 __all__ = ["Parts", "assemble"]
 
@@ -72,6 +72,8 @@ def assemble(arguments: Arguments) -> Parts:
     bus.emit(ModeResolved(asked=mode.asked, resolved=mode.mode, reason=mode.reason))
 
     backend = select_backend(device, shares_executables=config.executables == "shared")
+    for generator in generators_in(arguments.state):
+        backend.generators.note(generator)
     wrapped = WrappedCallable(
         arguments.fn, layout=layout, max_sizes=max_sizes, device=backend.device, state=arguments.state
     )
@@ -125,7 +127,15 @@ def assemble(arguments: Arguments) -> Parts:
         # Recorded calls have the bits of an eager run; compiled code and GPU kernels need not.
         is_bitwise=backend.name == "simulated" and not mode.is_compiled,
     )
-    qualifier = Qualifier(subject, lock=lock, quarantine=dispatcher.quarantine, owner=arguments.shadow)
+    qualifier = Qualifier(
+        subject,
+        lock=lock,
+        quarantine=dispatcher.quarantine,
+        on_shadow_failed=lambda key, error: bus.emit(
+            ShadowFailed(key=str(key), error=f"{type(error).__name__}: {error}")
+        ),
+        owner=arguments.shadow,
+    )
     late = LateCapture(service=service, runs=runs, qualifier=qualifier)
     recapturing = None
     if config.on_moved == "recapture":

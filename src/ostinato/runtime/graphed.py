@@ -57,7 +57,8 @@ class Graphed:
         device: where it runs; by default where the example's tensors are.
         capture_support: the weakest level among the attention that ``fn`` calls.
         state: a module, tensors, or mappings and lists of these that ``fn`` reads in kernels launched by hand. What it
-            reads through torch's ops is found at capture; both are guarded at replay.
+            reads through torch's ops is found at capture; both are guarded at replay. Random generators that such
+            kernels draw from are named here too; those that torch's ops are given are found in warm-up.
         prepare: called before each warm-up run and each capture of a key, to build fresh metadata for it.
         after_warm_up: called once after all warm-up, to undo what it changed in the callable's own state; where the
             callable is traced, before each traced run as well, and once more when `resize` has warmed up.
@@ -557,6 +558,7 @@ class Graphed:
     def finish_shadow(self) -> None:
         """Compare the step that `GraphConfig.shadow_every` has kept, if any. Calls do it first of all; after `run` it
         is the caller's to do, between two steps, or to drop: what the step reads and does not write must be as it was.
+        If the eager run fails, the step is dropped, the event `ShadowFailed` says so, and nothing is raised.
         """
         self._qualifier.finish_shadow()
 

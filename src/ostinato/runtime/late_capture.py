@@ -86,5 +86,8 @@ class LateCapture:
         self.runs.make_ready(key)  # the owner looks at the made-up step
         wrapped = self.runs.wrapped
         live = LiveBatch(num_tokens=key.num_tokens, num_reqs=wrapped.key_sizes(key)[NUM_REQS])
-        with state_kept(owner.written(key, live)), generators_kept(wrapped.device):
+        with (
+            state_kept(owner.written(key, live)),
+            generators_kept(wrapped.device, self.qualifier.subject.backend.generators),
+        ):
             yield

@@ -21,6 +21,7 @@ __all__ = [
     "ModeResolved",
     "ReceiverFailed",
     "RequestPreempted",
+    "ShadowFailed",
     "StepDispatched",
     "StepEvent",
     "StepFailed",
@@ -121,6 +122,14 @@ class KeyQuarantined(Event):
     found_by: str
     what: str
     where: str
+
+
+@dataclass(slots=True, kw_only=True)
+class ShadowFailed(Event):
+    """The eager run of a step that a shadow had kept raised: the step is not compared. Nothing else is harmed."""
+
+    key: str
+    error: str
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from ostinato.telemetry.events import (
     LoadAboveCeiling,
     ModeResolved,
     ReceiverFailed,
+    ShadowFailed,
     StepEvent,
     StepFailed,
     TensorMoved,
@@ -63,6 +64,8 @@ class LogSink:
         elif isinstance(event, KeyQuarantined):
             finding = "; ".join(part for part in (event.what, event.where) if part)
             logger.error("%s is quarantined (%s): %s", event.key, event.found_by, finding)
+        elif isinstance(event, ShadowFailed):
+            logger.error("the shadow of a step of %s could not run, it is not compared: %s", event.key, event.error)
         elif isinstance(event, StepFailed):
             text = "a step of %d requests failed (%d in a row): %s"
             logger.error(text, event.num_reqs, event.num_in_a_row, event.error)

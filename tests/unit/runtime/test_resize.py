@@ -353,9 +353,15 @@ def test_a_step_that_waited_for_the_shadow_to_go_goes_on():
         def __exit__(self, *error):
             pass
 
-    qualifier = Qualifier(None, lock=ClosesMeanwhile(), quarantine=None)
+    qualifier = Qualifier(None, lock=ClosesMeanwhile(), quarantine=None, on_shadow_failed=None)
     qualifier.shadow = Shadow(
-        1, owner=None, wrapped=None, is_bitwise=True, versions=lambda _key: [], counts=qualifier.shadow_counts
+        1,
+        owner=None,
+        wrapped=None,
+        generators=None,
+        is_bitwise=True,
+        versions=lambda _key: [],
+        counts=qualifier.shadow_counts,
     )
     qualifier.finish_shadow()
     assert qualifier.shadow is None

@@ -2,7 +2,7 @@
 
 import logging
 
-from ostinato.telemetry import CaptureFailed, EventBus, KeyQuarantined, LogSink, MemorySink, ModeResolved
+from ostinato.telemetry import CaptureFailed, EventBus, KeyQuarantined, LogSink, MemorySink, ModeResolved, ShadowFailed
 
 EVENT = ModeResolved(asked="auto", resolved="full", reason="why not")
 
@@ -48,9 +48,11 @@ def test_the_log_has_what_an_operator_should_see(caplog):
         sink.emit(CaptureFailed(key="FULL tokens=8", error="boom"))
         sink.emit(KeyQuarantined(key="FULL tokens=8", found_by="shadow", what="NaN", where="live output"))
         sink.emit(KeyQuarantined(key="FULL tokens=8", found_by="failures", what="it raised", where=""))
+        sink.emit(ShadowFailed(key="FULL tokens=8", error="ValueError: bad"))
     assert caplog.messages == [
         "mode full became piecewise: no support",
         "capture of FULL tokens=8 failed and was dropped: boom",
         "FULL tokens=8 is quarantined (shadow): NaN; live output",
         "FULL tokens=8 is quarantined (failures): it raised",
+        "the shadow of a step of FULL tokens=8 could not run, it is not compared: ValueError: bad",
     ]

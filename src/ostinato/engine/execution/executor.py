@@ -8,7 +8,6 @@ position. Logits processors run on the host, between the two: their steps take n
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -63,8 +62,6 @@ from ostinato.runtime import (
 from ostinato.telemetry import Sink
 
 __all__ = ["Executor", "StepLimits", "StepOutput"]
-
-logger = logging.getLogger("ostinato")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,13 +281,11 @@ class Executor:
     def finish_shadow(self) -> None:
         """Run the step that a shadow has kept eagerly, if there is one, and compare; no step may be in flight.
 
-        An eager run that fails is logged: nothing else may fail for a look at a step that is over.
+        An eager run that fails is logged; see `Graphed.finish_shadow`.
         """
         try:
             with torch.inference_mode():
                 self.graphed.finish_shadow()
-        except Exception as error:  # too little memory, say
-            logger.error("a shadow could not run, its step is not compared: %s: %s", type(error).__name__, error)
         finally:
             self._kept_reads = None
 

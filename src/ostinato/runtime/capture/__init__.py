@@ -12,6 +12,7 @@ from ostinato.runtime.capture.executables import ExecutableCounts
 from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.generation import Generation
+from ostinato.runtime.capture.generators import GeneratorLog, GeneratorStates, generators_in
 from ostinato.runtime.capture.hardware import hardware_name
 from ostinato.runtime.capture.select import BACKENDS, as_device, select_backend
 
@@ -25,9 +26,12 @@ __all__ = [
     "ExecutableCounts",
     "External",
     "Generation",
+    "GeneratorLog",
+    "GeneratorStates",
     "GraphStep",
     "PoolMemory",
     "as_device",
+    "generators_in",
     "hardware_name",
     "select_backend",
 ]

@@ -16,6 +16,7 @@ import torch
 from ostinato.runtime.capture.executables import ExecutableCounts
 from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.generation import Generation
+from ostinato.runtime.capture.generators import GeneratorLog
 
 __all__ = ["BakedCall", "CaptureBackend", "CapturedGraph", "DeviceUsage", "GraphStep", "PoolMemory"]
 
@@ -98,6 +99,8 @@ class CaptureBackend(Protocol):
     """True if recorded work is executed as well, False if it is only recorded (CUDA)."""
     generation: Generation
     """Advanced by whoever replays, before anything that earlier replays have left is overwritten."""
+    generators: GeneratorLog
+    """Of the user's own random generators: each graph that begins knows those in it, and its replays advance them."""
 
     def phase(self) -> AbstractContextManager[None]:
         """Open the capture phase. Outside it `begin` raises `CaptureNotAllowedError`. GC is frozen within."""

@@ -34,9 +34,10 @@ from ostinato.runtime.capture.executables import ExecutableCounts, Executables, 
 from ostinato.runtime.capture.externals import External, ExternalLog
 from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.generation import Generation
+from ostinato.runtime.capture.generators import GeneratorLog, GeneratorStates
 from ostinato.runtime.capture.jit_watch import refusing_jit
 from ostinato.runtime.capture.streams import StreamWatch, cuda_streams, not_forked, unjoined
-from ostinato.runtime.capture.watch import OpWatch
+from ostinato.runtime.capture.watch import OpWatch, unknown_generator
 from ostinato.runtime.nest import tensors
 from ostinato.runtime.ops import op_name
 from ostinato.runtime.user_frames import raising_frame, user_frame
@@ -44,6 +45,7 @@ from ostinato.runtime.user_frames import raising_frame, user_frame
 __all__ = ["CudaBackend", "CudaGraph"]
 
 _SYNC_WORDS = ("when stream is capturing", "StreamCapture", "during CUDA graph capture", "capturing")
+_GENERATOR_WORDS = ("CUDA generator", "captur")
 
 
 class _Pool:
@@ -85,10 +87,17 @@ def _shared(index: int) -> _Shared:
 
 
 class _Opened:
-    """A torch graph from begin on: its mark that a recording is open, and its stay in the shared pool."""
+    """A torch graph from begin on: its mark that a recording is open, and its stay in the shared pool.
 
-    def __init__(self, shared: _Shared) -> None:
+    Args:
+        generators: besides the default one, those that may be drawn from; replays advance them, so they are held.
+    """
+
+    def __init__(self, shared: _Shared, generators: list[torch.Generator]) -> None:
         self.graph = torch.cuda.CUDAGraph(keep_graph=True)
+        self._generators = generators
+        for generator in generators:
+            self.graph.register_generator_state(generator)
         self.pool = shared.enter_pool()
         # torch gives the pool back when the graph is reset or collected, whichever comes first; so do we.
         self._leave_pool = weakref.finalize(self.graph, self.pool.leave)
@@ -163,8 +172,8 @@ def _nothing() -> None:
 class _Watch(OpWatch):
     """Also notes which memory the ops of a session's segments have produced, by address, and on which stream."""
 
-    def __init__(self, streams: StreamWatch | None = None) -> None:
-        super().__init__("cuda")
+    def __init__(self, generators: GeneratorLog, streams: StreamWatch | None = None) -> None:
+        super().__init__("cuda", generators)
         self.produced: set[int] = set()
         self._streams = streams
 
@@ -232,7 +241,8 @@ class CudaBackend:
         self._shared = _shared(index)
         self.generation = Generation()
         self._streams = StreamWatch(cuda_streams())
-        self._watch = _Watch(self._streams)
+        self.generators = GeneratorLog(self.device)
+        self._watch = _Watch(self.generators, self._streams)
         self._open: _Opened | None = None
         self._session_thread: int | None = None
         self._has_begun = False
@@ -260,7 +270,7 @@ class CudaBackend:
         self._watch.externals = ExternalLog()
         self._executables.begin_plan()
         self._has_begun = False
-        random_state = torch.cuda.get_rng_state(self.device) if self._shares_executables else None
+        random = GeneratorStates(self.device, self.generators.entries()) if self._shares_executables else None
         caller = torch.cuda.current_stream(self.device)
         stream = self._shared.stream
         stream.wait_stream(caller)
@@ -279,12 +289,8 @@ class CudaBackend:
         finally:
             self._session_thread = None
             caller.wait_stream(stream)
-            # A warm-up run that has moved the generator draws, be it in a kernel that no watch sees.
-            if (
-                random_state is not None
-                and not self._has_begun
-                and not torch.equal(random_state, torch.cuda.get_rng_state(self.device))
-            ):
+            # A warm-up run that has moved a generator draws, be it in a kernel that no watch sees.
+            if random is not None and not self._has_begun and random.have_moved():
                 self._executables.note_drawn()
 
     def begin(self, *, forbid: frozenset[str] = frozenset()) -> None:
@@ -294,7 +300,7 @@ class CudaBackend:
             raise CaptureError("begin() outside session()", fix="open session() around the plan")
         if self._open is not None or torch.cuda.is_current_stream_capturing():
             raise NestedCaptureError("a segment is open already on this thread", fix="end it before beginning another")
-        self._open = _Opened(self._shared)
+        self._open = _Opened(self._shared, self.generators.to_register())
         self._streams.begin()
         self._has_begun = True
         self._watch.draws = False
@@ -415,7 +421,7 @@ class CudaBackend:
         with suppress(RuntimeError):  # there may be nothing to reset
             opened.reset()
         # torch leaves the random generators marked as capturing; the end of a valid capture unmarks them.
-        healing = _Opened(self._shared)
+        healing = _Opened(self._shared, self.generators.to_register())
         healing.mark.close()
         healing.finish()
         healing.reset()
@@ -429,8 +435,11 @@ class CudaBackend:
 
 
 def _typed(error: RuntimeError) -> BaseException:
-    """A `HostSyncError` for what CUDA refuses in a capture; the error itself otherwise."""
+    """The typed error for what CUDA refuses in a capture; the error itself otherwise."""
     text = str(error)
+    if not isinstance(error, CaptureError) and all(word in text for word in _GENERATOR_WORDS):
+        # in a kernel that no watch sees
+        return unknown_generator("a kernel", at=raising_frame(error))
     if isinstance(error, CaptureError) or not any(word in text for word in _SYNC_WORDS):
         return error
     return HostSyncError(

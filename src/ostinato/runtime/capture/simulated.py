@@ -23,6 +23,7 @@ from ostinato.runtime.capture.executables import ExecutableCounts, Executables, 
 from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.generation import Generation
+from ostinato.runtime.capture.generators import GeneratorLog, GeneratorStates
 from ostinato.runtime.capture.jit_watch import refusing_jit
 from ostinato.runtime.capture.simulated_baked import baked_call, baked_constant
 from ostinato.runtime.capture.simulated_memory import Block, ExternalMemory, SimulatedPool, poison
@@ -131,8 +132,14 @@ class SimulatedGraph:
 class _Recorder(OpWatch):
     """Executes each op, moves fresh results into the pool, and notes how to do it again."""
 
-    def __init__(self, pool: SimulatedPool, externals: dict[int, ExternalMemory], streams: StreamWatch) -> None:
-        super().__init__("cpu")
+    def __init__(
+        self,
+        pool: SimulatedPool,
+        externals: dict[int, ExternalMemory],
+        streams: StreamWatch,
+        generators: GeneratorLog,
+    ) -> None:
+        super().__init__("cpu", generators)
         self._streams = streams
         self._pool = pool
         self._known_externals = externals
@@ -226,6 +233,7 @@ class SimulatedBackend:
         if self.device.type != "cpu":
             raise CaptureError(f"the simulated backend runs on the CPU, not on {self.device}", fix="use device='cpu'")
         self.generation = Generation()
+        self.generators = GeneratorLog(self.device)
         self._shares_executables = shares_executables
         self._executables = Executables(_SimulatedExecutable, is_shared=shares_executables)
         self._has_begun = False
@@ -250,10 +258,10 @@ class SimulatedBackend:
             raise ClosedError("this capture backend was closed", fix="make a new one")
         if self._recorder is not None:
             raise NestedCaptureError("a plan is being captured already", fix="capture one callable at a time")
-        self._recorder = _Recorder(self._pool, self._externals, self._streams)
+        self._recorder = _Recorder(self._pool, self._externals, self._streams, self.generators)
         self._executables.begin_plan()
         self._has_begun = False
-        random_state = torch.get_rng_state() if self._shares_executables else None
+        random = GeneratorStates(self.device, self.generators.entries()) if self._shares_executables else None
         try:
             with self._recorder, self._functions, self._streams.session():
                 try:
@@ -263,12 +271,8 @@ class SimulatedBackend:
         finally:
             self._recorder = None
             self._pool.reclaim(poisoned=True)
-            # As on CUDA: a warm-up run that has moved the generator draws.
-            if (
-                random_state is not None
-                and not self._has_begun
-                and not torch.equal(random_state, torch.get_rng_state())
-            ):
+            # As on CUDA: a warm-up run that has moved a generator draws.
+            if random is not None and not self._has_begun and random.have_moved():
                 self._executables.note_drawn()
 
     def begin(self, *, forbid: frozenset[str] = frozenset()) -> None:

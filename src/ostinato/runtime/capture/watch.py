@@ -17,13 +17,14 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ostinato.errors import CaptureError, DynamicShapeError, HostSyncError, UnbrokenOpError
+from ostinato.errors import CaptureError, DynamicShapeError, HostSyncError, UnbrokenOpError, UnknownGeneratorError
 from ostinato.runtime.breaks import BREAK_NAMESPACE
 from ostinato.runtime.capture.externals import ExternalLog
+from ostinato.runtime.capture.generators import GeneratorLog
 from ostinato.runtime.ops import UNBROKEN_RULE, BlockReason, OpRule, classify_function, classify_op, draws, op_name
 from ostinato.runtime.user_frames import user_frame
 
-__all__ = ["FunctionWatch", "OpWatch", "refuse"]
+__all__ = ["FunctionWatch", "OpWatch", "refuse", "unknown_generator"]
 
 
 _installing = threading.RLock()
@@ -38,11 +39,13 @@ class OpWatch(TorchDispatchMode):
 
     Args:
         device_type: of the device that captures.
+        generators: learns of those that ops draw from outside of segments; an op of a segment may draw from no other.
     """
 
-    def __init__(self, device_type: str) -> None:
+    def __init__(self, device_type: str, generators: GeneratorLog) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._device_type = device_type
+        self._generators = generators
         self.is_active = False
         self.forbidden: frozenset[str] = frozenset()
         self.externals = ExternalLog()
@@ -76,11 +79,17 @@ class OpWatch(TorchDispatchMode):
 
     def _judge(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if not self.is_active or func.namespace == BREAK_NAMESPACE:  # such an op ends the segment itself
+            for generator in () if self.is_active else _generators_of(args, kwargs):
+                self._generators.note(generator)
             return func(*args, **kwargs)
         is_forbidden = op_name(func) in self.forbidden
         rule = UNBROKEN_RULE if is_forbidden else classify_op(func, args, kwargs, device_type=self._device_type)
         if rule is not None:
             raise refuse(op_name(func), rule)
+        for generator in _generators_of(args, kwargs):
+            self.draws = True
+            if self._generators.is_missing(generator):
+                raise unknown_generator(op_name(func), at=user_frame())
         self.draws = self.draws or draws(func, args, kwargs)
         return self.execute(func, args, kwargs)
 
@@ -92,6 +101,11 @@ class OpWatch(TorchDispatchMode):
         """Enter memory that ``op`` uses and nobody in this session has made."""
         if tensor.device.type == self._device_type and not self.externals.knows(tensor):
             self.externals.note(tensor, op, user_frame(), is_break=not self.is_active)
+
+
+def _generators_of(args: Any, kwargs: dict[str, Any]) -> list[torch.Generator]:
+    """Those that an op is given: never in a list, and asked of every op, so nothing is entered."""
+    return [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)]
 
 
 @functools.cache
@@ -143,6 +157,17 @@ def _function_name(func: Any, kwargs: dict[str, Any]) -> str:
     if getattr(torch.Tensor, name, None) is func:
         return f"Tensor.{name}"
     return f"torch.{name}"
+
+
+def unknown_generator(what: str, *, at: str) -> UnknownGeneratorError:
+    """The typed error for a draw, at the user's file and line, from a generator that no graph knows yet."""
+    return UnknownGeneratorError(
+        f"{what} draws from a random generator that no warm-up run has drawn from: replays would repeat its numbers",
+        fix="make the generator before warm_up, outside of the callable, and draw from it in every run; where a kernel "
+        "launched by hand draws, name it: Graphed(state=...)",
+        op=what,
+        at=at,
+    )
 
 
 _ERRORS: dict[BlockReason, type[CaptureError]] = {

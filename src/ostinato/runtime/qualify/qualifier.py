@@ -39,15 +39,23 @@ class Qualifier:
         subject: the callable.
         lock: held while graphs or the callable run.
         quarantine: takes bad keys out of service.
+        on_shadow_failed: told of a step that could not be compared, and of the error of its eager run.
         owner: of the callable's state; by default it is all that can be seen.
     """
 
     def __init__(
-        self, subject: Subject, *, lock: StepLock, quarantine: Quarantine, owner: ShadowOwner | None = None
+        self,
+        subject: Subject,
+        *,
+        lock: StepLock,
+        quarantine: Quarantine,
+        on_shadow_failed: Callable[[GraphKey, Exception], None],
+        owner: ShadowOwner | None = None,
     ) -> None:
         self.subject = subject
         self._lock = lock
         self._quarantine = quarantine
+        self._on_shadow_failed = on_shadow_failed
         self._owner = owner
         self.shadow: Shadow | None = None
         """Looks at one step in K, from `start_shadow` until `drop`."""
@@ -89,21 +97,33 @@ class Qualifier:
                 every,
                 owner=self.owner(),
                 wrapped=subject.wrapped,
+                generators=subject.backend.generators,
                 is_bitwise=subject.is_bitwise,
                 versions=subject.captured.versions,
                 counts=self.shadow_counts,
             )
 
     def finish_shadow(self) -> None:
-        """Compare the step that the shadow has kept, if any."""
-        if self.shadow is not None:
-            with self._lock, torch.no_grad():
-                shadow = self.shadow  # it may have gone while the lock was waited for
-                if shadow is not None and shadow.kept_key in self.subject.captured.find_moved():
+        """Compare the step that the shadow has kept, if any. It is dropped if its eager run fails: nothing else may
+        fail for a look at a step that is over."""
+        if self.shadow is None:
+            return
+        failed, verdict = None, None
+        with self._lock, torch.no_grad():
+            shadow = self.shadow  # it may have gone while the lock was waited for
+            key = None if shadow is None else shadow.kept_key
+            if shadow is None or key is None:
+                return
+            try:
+                if key in self.subject.captured.find_moved():
                     self.renew_shadow()  # an eager run would read something else
-                verdict = None if shadow is None else shadow.finish()
-            if verdict is not None:
-                self._quarantine(verdict.key, found_by="shadow", what=verdict.what, where=verdict.where)
+                verdict = shadow.finish()
+            except Exception as error:  # too little memory, say
+                failed = error
+        if failed is not None:
+            self._on_shadow_failed(key, failed)
+        if verdict is not None:
+            self._quarantine(verdict.key, found_by="shadow", what=verdict.what, where=verdict.where)
 
     def renew_shadow(self) -> None:
         """What the callable reads has moved: forget the step that was kept, and look at the state that is there now."""

@@ -31,7 +31,7 @@ from ostinato.runtime.qualify.runs import fastest
 from ostinato.runtime.qualify.states import checksum, state_fault
 from ostinato.runtime.qualify.subject import Subject
 from ostinato.runtime.qualify.trace import EagerTrace, mixing_op, trace_eager
-from ostinato.runtime.runners import CapturedPlan, Snapshot, find_gap, has_same_bits, run_eager, seeded, state_kept
+from ostinato.runtime.runners import CapturedPlan, Snapshot, find_gap, has_same_bits, run_eager, state_kept
 
 T = TypeVar("T")
 
@@ -139,7 +139,7 @@ class _Trial:
         self._find_rewritten(case, trace.addresses)
         self._ready(case)
         self._poison_own(case, trace.addresses)
-        with seeded(self._device):
+        with self._subject.seeded():
             return bisect_plan(self._plan, trace, num_live=num_live, is_exact=self._subject.is_bitwise)
 
     def leak(self, case: Case) -> Culprit | None:
@@ -163,7 +163,7 @@ class _Trial:
         self._ready(case)
         before = Snapshot(self._state)
         try:
-            outputs, eager_seconds = fastest(partial(run_eager, self._call), self._device, restore=before.restore)
+            outputs, eager_seconds = fastest(partial(run_eager, self._call), self._subject, restore=before.restore)
             expected = _copied(case.cut(outputs))
             by_eager = Snapshot(self._state)
             alone = None if case.exact is None else self._alone(case)
@@ -178,7 +178,7 @@ class _Trial:
         replay = partial(self._plan.replay, case.live.num_tokens)
         try:
             self._subject.captured.check_all(self._key)
-            outputs, replay_seconds = fastest(replay, self._device, restore=before.restore)
+            outputs, replay_seconds = fastest(replay, self._subject, restore=before.restore)
         except OstinatoError as error:
             self._add(FindingKind.REFUSED, case, f"the replay raised {error}", lambda: "")
             return
@@ -232,7 +232,7 @@ class _Trial:
         """Live rows without padded ones."""
         assert case.exact is not None
         self._ready(case)
-        with seeded(self._device):
+        with self._subject.seeded():
             return _copied(run_eager(case.exact))
 
     def _repadded(self, case: Case) -> Any:
@@ -240,12 +240,12 @@ class _Trial:
         assert case.repad is not None
         self._ready(case)
         case.repad()
-        with seeded(self._device):
+        with self._subject.seeded():
             return _copied(case.cut(run_eager(self._call)))
 
     def _from_start(self, case: Case, run: Callable[[], T]) -> T:
         self._ready(case)
-        with seeded(self._device):
+        with self._subject.seeded():
             return run()
 
     def _traced(self, num_live: int) -> EagerTrace:
@@ -260,7 +260,7 @@ class _Trial:
             self._ready(case)
             assert case.repad is not None
             case.repad()
-            with seeded(self._device):
+            with self._subject.seeded():
                 other = self._traced(num_live)
         elif exact is not None:
             other = self._from_start(case, lambda: trace_eager(exact, None, num_live=num_live, num_rows=num_live))
@@ -284,7 +284,7 @@ class _Trial:
         first = [tensor.clone() for tensor in shared]
         self._ready(case)
         poison_plan(self._plan, shared, case.poison)
-        with seeded(self._device):
+        with self._subject.seeded():
             run_eager(self._call)
         for tensor, expected in zip(shared, first, strict=True):
             if has_same_bits(tensor, expected):
@@ -362,7 +362,7 @@ class _Trial:
 
     def _captured_on(self, case: Case, stack: ExitStack) -> CapturedPlan:
         self._ready(case)
-        with seeded(self._device):
+        with self._subject.seeded():
             plan = self._subject.runs.capture_as_is(self._key)
         stack.callback(plan.close)
         return plan
@@ -371,11 +371,11 @@ class _Trial:
         """Whether ``plan``, captured on another batch, is wrong on this one."""
         self._ready(case)
         before = Snapshot(self._state)
-        with seeded(self._device):
+        with self._subject.seeded():
             expected = _copied(case.cut(run_eager(self._call)))
         by_eager = Snapshot(self._state)
         self._ready(case)
-        with seeded(self._device):
+        with self._subject.seeded():
             got = _copied(case.cut(plan.replay(case.live.num_tokens)))
         is_exact = self._subject.is_bitwise
         gap, _ = find_gap(expected, got, is_exact=is_exact)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from ostinato.runtime.buffers import Sizes
+from ostinato.runtime.capture import GeneratorLog, GeneratorStates
 from ostinato.runtime.keys import GraphKey, LiveBatch
 from ostinato.runtime.nest import map_tensors
 from ostinato.runtime.qualify.break_arguments import run_watched
@@ -26,7 +27,6 @@ from ostinato.runtime.runners import (
     Snapshot,
     WrappedCallable,
     find_gap,
-    generator_states,
     generators_kept,
     state_kept,
 )
@@ -110,7 +110,7 @@ class _Kept:
     before: Snapshot
     """Of what is touched."""
     resume: Resume
-    random: list[torch.Tensor]
+    random: GeneratorStates
     after: Mapping[str, torch.Tensor]
     outputs: Any
     versions: list[int]
@@ -123,6 +123,7 @@ class Shadow:
         every: K.
         owner: of the callable's state.
         wrapped: the callable.
+        generators: the user's own that it draws from.
         is_bitwise: whether a replay must have the bits of eager.
         versions: of the weights that a key reads: others once one was written.
         counts: counted here.
@@ -134,6 +135,7 @@ class Shadow:
         *,
         owner: ShadowOwner,
         wrapped: WrappedCallable,
+        generators: GeneratorLog,
         is_bitwise: bool,
         versions: Callable[[GraphKey], list[int]],
         counts: ShadowCounts,
@@ -141,6 +143,7 @@ class Shadow:
         self._every = every
         self._owner = owner
         self._wrapped = wrapped
+        self._generators = generators
         self._is_bitwise = is_bitwise
         self._num_steps = 0
         self._kept: _Kept | None = None
@@ -176,7 +179,7 @@ class Shadow:
         touched = {"(static inputs)": (inputs, None), **rows}
         before = Snapshot(touched)
         resume = self._owner.resume(key)
-        random = generator_states(self._wrapped.device)
+        random = GeneratorStates(self._wrapped.device, self._generators.entries())
         outputs = plan.replay(live.num_tokens)
         self._kept = _Kept(
             plan=plan,
@@ -206,7 +209,8 @@ class Shadow:
         try:
             with state_kept(kept.touched):
                 kept.before.restore()
-                with generators_kept(self._wrapped.device, begin_at=kept.random), kept.resume():
+                random = generators_kept(self._wrapped.device, self._generators, begin_at=kept.random)
+                with random, kept.resume():
                     outputs, changed = run_watched(self._wrapped.bind(key), kept.plan)
                 expected = map_tensors(self._owner.cut(key, kept.live, outputs), torch.clone)
                 by_eager = Snapshot(kept.rows).saved

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from ostinato.runtime.buffers import Place
 from ostinato.runtime.capture import CaptureBackend
 from ostinato.runtime.qualify.cases import RandomCases
-from ostinato.runtime.runners import CapturedKeys, MadeUpRuns, WrappedCallable
+from ostinato.runtime.runners import CapturedKeys, MadeUpRuns, WrappedCallable, seeded
 
 __all__ = ["Subject", "integer_ranges", "written_state"]
 
@@ -42,6 +43,10 @@ class Subject:
         """See `written_state`; as it lies now."""
         places = (*self.wrapped.state_places(), *self.wrapped.own_places())
         return written_state(places, arena=self.wrapped.buffers.arena)
+
+    def seeded(self) -> AbstractContextManager[None]:
+        """Every random generator that the callable may draw from starts alike in each run, and is put back."""
+        return seeded(self.wrapped.device, self.backend.generators)
 
     def random_cases(self, seed: int) -> RandomCases:
         """The default batches."""

@@ -20,7 +20,6 @@ from ostinato.runtime.runners.inspection import PlanInspection, inspect_plan
 from ostinato.runtime.runners.kept_state import (
     Rows,
     Snapshot,
-    generator_states,
     generators_kept,
     seeded,
     state_kept,
@@ -65,7 +64,6 @@ __all__ = [
     "break_inputs",
     "capture_all",
     "find_gap",
-    "generator_states",
     "generators_kept",
     "has_same_bits",
     "inspect_plan",

@@ -6,13 +6,15 @@ Copies lie on the device, so a snapshot costs the bytes of what it copies once m
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
 import torch
 
-__all__ = ["Rows", "Snapshot", "generator_states", "generators_kept", "seeded", "state_kept"]
+from ostinato.runtime.capture import GeneratorLog, GeneratorStates
+
+__all__ = ["Rows", "Snapshot", "generators_kept", "seeded", "state_kept"]
 
 Rows = tuple[torch.Tensor, torch.Tensor | None]
 """A state tensor and the rows of it that count, [num_rows] int64; None: all."""
@@ -53,33 +55,35 @@ def state_kept(state: Mapping[str, torch.Tensor | Rows]) -> Iterator[None]:
         original.restore()
 
 
-def generator_states(device: torch.device) -> list[torch.Tensor]:
-    """The random generators of the host and of ``device``, as they are now."""
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
-
-
 @contextmanager
-def generators_kept(device: torch.device, *, begin_at: Sequence[torch.Tensor] = ()) -> Iterator[None]:
-    """Put the random generators of the host and of ``device`` back, whatever ran meanwhile.
+def generators_kept(
+    device: torch.device, own: GeneratorLog, *, begin_at: GeneratorStates | None = None
+) -> Iterator[None]:
+    """Put the random generators of the host and of ``device`` back, and the user's own, whatever ran meanwhile.
 
     Args:
-        begin_at: where they begin, from `generator_states`; by default where they are.
+        own: the user's; those that are met meanwhile are put back as well.
+        begin_at: where they begin; by default where they are.
     """
-    with torch.random.fork_rng(devices=[device.index or 0] if device.type == "cuda" else []):
-        if begin_at:
-            torch.set_rng_state(begin_at[0])
-        if len(begin_at) > 1:
-            torch.cuda.set_rng_state(begin_at[1], device)
-        yield
+    original = GeneratorStates(device)
+    with own.kept():
+        try:
+            if begin_at is not None:
+                begin_at.restore()
+            yield
+        finally:
+            original.restore()
 
 
 @contextmanager
-def seeded(device: torch.device) -> Iterator[None]:
-    """Random generators of the host and of ``device`` start alike in each run, and are put back afterwards."""
-    with generators_kept(device):
+def seeded(device: torch.device, own: GeneratorLog) -> Iterator[None]:
+    """Random generators of the host and of ``device``, and the user's own, start alike in each run, and are put back
+    afterwards."""
+    with generators_kept(device, own):
         torch.default_generator.manual_seed(_SEED)
         if device.type == "cuda":
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(_SEED)
+        for number, generator in enumerate(own.entries(), start=1):  # no two draw the same numbers
+            generator.manual_seed(_SEED + number)
         yield

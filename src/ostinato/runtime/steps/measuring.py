@@ -10,7 +10,7 @@ from ostinato.errors import ConfigError
 from ostinato.runtime.config import GraphConfig
 from ostinato.runtime.dispatch import CostTable, Dispatcher, StepsToTime, measure_steps, steps_to_time
 from ostinato.runtime.qualify import Qualifier
-from ostinato.runtime.runners import CapturedKeys, MadeUpRuns, seeded, state_kept, timed
+from ostinato.runtime.runners import CapturedKeys, MadeUpRuns, state_kept, timed
 from ostinato.runtime.steps.live import LiveSteps, no_grad
 from ostinato.runtime.steps.made_up import MadeUpSteps
 
@@ -57,7 +57,8 @@ class Measuring:
             return timed(run, wrapped.device, clock=clock)[1]
 
         kept = state_kept({**steps.state(), "(static buffers)": wrapped.buffers.arena})
-        with kept, self.qualifier.without_shadow(), self.dispatcher.muted(), seeded(wrapped.device), no_grad():
+        random = self.qualifier.subject.seeded()
+        with kept, self.qualifier.without_shadow(), self.dispatcher.muted(), random, no_grad():
             todo = steps_to_time(keys, steps, query_lens=query_lens, tiers=config.kv_tiers, sizes=sizes)
             return measure_steps(todo, steps, timed=seconds, budget_seconds=budget_seconds, on_step=on_step)
 

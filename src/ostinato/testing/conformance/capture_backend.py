@@ -22,6 +22,7 @@ from ostinato.errors import (
     JitInCaptureError,
     NestedCaptureError,
     UnbrokenOpError,
+    UnknownGeneratorError,
 )
 from ostinato.runtime.breaks import jit_mark
 from ostinato.runtime.capture import CaptureBackend, CapturedGraph
@@ -95,6 +96,82 @@ class CaptureBackendConformance:
         first = y.clone()
         graph.replay()
         assert not torch.equal(first, y)
+
+    def test_replays_draw_from_a_generator_of_the_users_own_as_eager_would(self, backend: CaptureBackend) -> None:
+        own, twin = (torch.Generator(backend.device) for _ in range(2))
+        graph, y = self.record(backend, lambda: torch.rand(64, generator=own, device=backend.device))
+        for seed in (5, 6):
+            own.manual_seed(seed)
+            twin.manual_seed(seed)
+            for _ in range(3):
+                graph.replay()
+                assert torch.equal(y, torch.rand(64, generator=twin, device=backend.device))
+            assert torch.equal(own.get_state(), twin.get_state()), "and it goes on where eager would"
+
+    def test_segments_draw_from_one_generator_in_turns(self, backend: CaptureBackend) -> None:
+        own, twin = (torch.Generator(backend.device) for _ in range(2))
+
+        def draw(generator: torch.Generator) -> torch.Tensor:
+            return torch.rand(64, generator=generator, device=backend.device)
+
+        with backend.session():
+            draw(own)
+        with backend.phase(), backend.session():
+            backend.begin()
+            first = draw(own)
+            one = backend.end()
+            draw(own)  # eagerly, as a break does
+            backend.begin()
+            second = draw(own)
+            two = backend.end()
+        own.manual_seed(3)
+        twin.manual_seed(3)
+        for _ in range(2):
+            one.replay()
+            two.replay()
+            assert torch.equal(first, draw(twin)) and torch.equal(second, draw(twin))
+
+    def test_a_graph_holds_the_generator_that_it_draws_from(self, backend: CaptureBackend) -> None:
+        twin = torch.Generator(backend.device)
+
+        def record_and_let_go() -> tuple[CapturedGraph, Any]:
+            own = torch.Generator(backend.device).manual_seed(3)
+            recorded = self.record(backend, lambda: torch.rand(64, generator=own, device=backend.device))
+            twin.set_state(own.get_state())
+            return recorded
+
+        graph, y = record_and_let_go()
+        gc.collect()
+        graph.replay()
+        assert torch.equal(y, torch.rand(64, generator=twin, device=backend.device))
+
+    def test_a_generator_that_no_warm_up_has_drawn_from_is_refused(self, backend: CaptureBackend) -> None:
+        own = torch.Generator(backend.device).manual_seed(3)
+        torch.rand(4, generator=own, device=backend.device)  # nobody has watched that
+        with backend.phase(), backend.session():
+            backend.begin()
+            with pytest.raises(UnknownGeneratorError, match="no warm-up run") as caught:
+                torch.rand(4, generator=own, device=backend.device)
+            backend.abort()
+        assert "capture_backend.py" in caught.value.context["at"] and "before warm_up" in caught.value.fix
+        graph, y = self.record(backend, lambda: torch.rand(4, generator=own, device=backend.device))
+        graph.replay()
+        first = y.clone()
+        graph.replay()
+        assert not torch.equal(y, first), "with a warm-up it is taken"
+
+    def test_a_capture_that_failed_leaves_the_generator_usable(self, backend: CaptureBackend) -> None:
+        own = torch.Generator(backend.device).manual_seed(3)
+        x = torch.zeros(4, device=backend.device)
+        with backend.session():
+            x.uniform_(generator=own)
+        with pytest.raises(HostSyncError), backend.phase(), backend.session():
+            backend.begin()
+            x.uniform_(generator=own).sum().item()
+        assert x.uniform_(generator=own).sum().item() > 0
+        graph, y = self.record(backend, lambda: torch.rand(4, generator=own, device=backend.device))
+        graph.replay()
+        assert y.sum().item() > 0
 
     def test_multiple_outputs(self, backend: CaptureBackend) -> None:
         x = torch.tensor([3.0, 1.0, 2.0], device=backend.device)

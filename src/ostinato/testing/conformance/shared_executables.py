@@ -86,6 +86,16 @@ class SharedExecutablesConformance(CaptureBackendConformance):
             seen.append(y.clone())
         assert all(not torch.equal(a, b) for i, a in enumerate(seen) for b in seen[:i])
 
+    def test_graphs_that_draw_from_a_generator_of_the_users_own_have_their_own(self, backend: CaptureBackend) -> None:
+        own = torch.Generator(backend.device)
+        drawn = [self.record(backend, lambda: torch.rand(64, generator=own, device=backend.device)) for _ in range(2)]
+        assert backend.executables().num_executables == 2
+        seen = []
+        for graph, y in [*drawn, *drawn]:
+            graph.replay()
+            seen.append(y.clone())
+        assert all(not torch.equal(a, b) for i, a in enumerate(seen) for b in seen[:i])
+
     def test_a_drawing_op_is_seen_without_a_warm_up(self, backend: CaptureBackend) -> None:
         x = torch.zeros(64, device=backend.device)
         torch.rand_like(x)  # CUDA loads the kernel

@@ -5,11 +5,12 @@ import torch
 
 from ostinato.errors import UnjoinedStreamError
 from ostinato.runtime.capture.cuda import _Watch
+from ostinato.runtime.capture.generators import GeneratorLog
 
 
 class Seen(_Watch):
     def __init__(self):
-        super().__init__()
+        super().__init__(GeneratorLog(torch.device("cuda", 0)))
         self.names = []
 
     def execute(self, func, args, kwargs):

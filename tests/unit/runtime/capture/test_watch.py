@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ostinato.errors import DynamicShapeError, HostSyncError, UnbrokenOpError
+from ostinato.runtime.capture.generators import GeneratorLog
 from ostinato.runtime.capture.watch import FunctionWatch, OpWatch, refuse, user_frame
 from ostinato.runtime.ops import UNBROKEN_RULE, BlockReason, OpRule, Verdict
 
@@ -15,7 +16,7 @@ X = torch.arange(4.0)
 @pytest.fixture
 def watched():
     """Both watches, installed; ``watched(forbidden)`` activates them."""
-    ops, functions = OpWatch("cpu"), FunctionWatch("cpu")
+    ops, functions = OpWatch("cpu", GeneratorLog(torch.device("cpu"))), FunctionWatch("cpu")
 
     def activate(*forbidden):
         ops.forbidden = functions.forbidden = frozenset(forbidden)
@@ -85,13 +86,13 @@ def test_threads_leave_torchs_process_wide_flags_as_they_were():
     inside, leave = threading.Event(), threading.Event()
 
     def first():
-        with OpWatch("cpu"):
+        with OpWatch("cpu", GeneratorLog(torch.device("cpu"))):
             inside.set()
             leave.wait(5)
 
     def second():
         inside.wait(5)
-        with OpWatch("cpu"):
+        with OpWatch("cpu", GeneratorLog(torch.device("cpu"))):
             leave.set()  # never while the other is inside
 
     threads = [threading.Thread(target=first), threading.Thread(target=second)]

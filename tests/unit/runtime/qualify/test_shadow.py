@@ -9,7 +9,7 @@ import torch
 
 from ostinato.errors import ConfigError
 from ostinato.runtime import GraphConfig, Graphed, LiveBatch, Reason, graph_break
-from ostinato.telemetry import KeyQuarantined, MemorySink
+from ostinato.telemetry import KeyQuarantined, MemorySink, ShadowFailed
 
 ROWS = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
@@ -83,6 +83,45 @@ def test_random_steps_pass():
         graphed.finish_shadow()
         assert torch.equal(torch.get_rng_state(), random)
         assert graphed.explain(ROWS).reason is Reason.EXACT
+
+
+def test_steps_that_draw_from_a_generator_of_their_own_pass_and_move_it_once():
+    """Eager draws what the replay has drawn, and what comes next is what eager steps alone would have drawn."""
+    own = torch.Generator().manual_seed(1)
+    twin = torch.Generator()
+    sink = MemorySink()
+    with opened(lambda x: x + torch.rand(x.shape, generator=own), every=1, sink=sink) as graphed:
+        twin.set_state(own.get_state())
+        for _ in range(3):
+            assert torch.equal(graphed(ROWS), ROWS + torch.rand(ROWS.shape, generator=twin))
+        graphed.finish_shadow()
+        assert torch.equal(own.get_state(), twin.get_state())
+        assert graphed.shadow_counts.num_compared == 3
+        assert not [e for e in sink.events if isinstance(e, KeyQuarantined)]
+
+
+def test_a_shadow_that_fails_harms_no_call():
+    holder = SimpleNamespace(fails=False)
+
+    def fn(x):
+        if holder.fails:
+            raise ValueError("planted")
+        return x * 2
+
+    sink = MemorySink()
+    with opened(fn, every=1, sink=sink) as graphed:
+        graphed(ROWS)
+        holder.fails = True
+        assert torch.equal(graphed(ROWS), ROWS * 2), "its own replay calls no Python"
+        graphed.finish_shadow()
+        failed = [(e.key, e.error) for e in sink.events if isinstance(e, ShadowFailed)]
+        assert failed == [("FULL tokens=4", "ValueError: planted")] * 2
+        holder.fails = False
+        graphed(ROWS)
+        graphed.finish_shadow()
+        counts = graphed.shadow_counts
+        assert (counts.num_compared, counts.num_dropped) == (1, 2)
+        assert graphed.explain(ROWS).reason is Reason.EXACT, "a step that was not compared is no fault of its key"
 
 
 def test_a_frozen_number_is_found_while_serving():
