@@ -22,7 +22,6 @@ from ostinato.errors import (
     CaptureError,
     ClosedError,
     DeviceUnavailableError,
-    HostSyncError,
     NestedCaptureError,
 )
 from ostinato.runtime.breaks import recording
@@ -35,15 +34,15 @@ from ostinato.runtime.capture.externals import External, ExternalLog
 from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.generation import Generation
 from ostinato.runtime.capture.jit_watch import refusing_jit
+from ostinato.runtime.capture.pool_watch import refusing_other_pools
+from ostinato.runtime.capture.refusals import is_unjoined, typed_refusal
 from ostinato.runtime.capture.streams import StreamWatch, cuda_streams, not_forked, unjoined
 from ostinato.runtime.capture.watch import OpWatch
 from ostinato.runtime.nest import tensors
 from ostinato.runtime.ops import op_name
-from ostinato.runtime.user_frames import raising_frame, user_frame
+from ostinato.runtime.user_frames import user_frame
 
 __all__ = ["CudaBackend", "CudaGraph"]
-
-_SYNC_WORDS = ("when stream is capturing", "StreamCapture", "during CUDA graph capture", "capturing")
 
 
 class _Pool:
@@ -96,6 +95,7 @@ class _Opened:
         self.mark = ExitStack()
         self.mark.enter_context(recording())
         self.mark.enter_context(refusing_jit())
+        self.mark.enter_context(refusing_other_pools())
 
     def finish(self) -> None:
         """End the capture. An empty one is no fault here, so torch's warning about it is kept quiet."""
@@ -268,9 +268,9 @@ class CudaBackend:
             with torch.cuda.stream(stream), self._watch, self._streams.session():
                 try:
                     yield
-                except RuntimeError as error:
+                except Exception as error:
                     self.abort()
-                    typed = _typed(error)
+                    typed = typed_refusal(error)
                     if typed is error:
                         raise
                     raise typed from error
@@ -314,9 +314,12 @@ class CudaBackend:
             opened.finish()
         except RuntimeError as error:
             self._recover(opened)
-            if "unjoined" in str(error):  # cudaErrorStreamCaptureUnjoined
+            if is_unjoined(error):
                 raise unjoined(self._streams.suspects()) from error
-            raise CaptureError("the device had invalidated the capture", at=user_frame()) from error
+            typed = typed_refusal(error)
+            if typed is error:
+                typed = CaptureError("the device could not end the capture", at=user_frame())
+            raise typed from error
         num_nodes = count_nodes(opened.graph.raw_cuda_graph())
         placement = self._executables.place(opened.graph, num_nodes, draws=self._watch.draws)
         if num_nodes:
@@ -426,15 +429,3 @@ class CudaBackend:
 
     def _instantiate(self, source: torch.cuda.CUDAGraph) -> CudaExecutable:
         return CudaExecutable(source, self.device)
-
-
-def _typed(error: RuntimeError) -> BaseException:
-    """A `HostSyncError` for what CUDA refuses in a capture; the error itself otherwise."""
-    text = str(error)
-    if isinstance(error, CaptureError) or not any(word in text for word in _SYNC_WORDS):
-        return error
-    return HostSyncError(
-        "the device refused a call in a capture: " + text.splitlines()[0],
-        fix="move the call into a @graph_break function, or do it during warm_up",
-        at=raising_frame(error),
-    )
