@@ -26,6 +26,7 @@ from ostinato.errors import (
 )
 from ostinato.runtime.breaks import recording
 from ostinato.runtime.capture.backend import BakedCall, CapturedGraph, DeviceUsage, GraphStep, PoolMemory
+from ostinato.runtime.capture.call_watch import refusing_calls
 from ostinato.runtime.capture.cuda_baked import baked_calls
 from ostinato.runtime.capture.cuda_driver import count_nodes, node_names
 from ostinato.runtime.capture.cuda_executable import CudaExecutable, require_updates
@@ -34,7 +35,6 @@ from ostinato.runtime.capture.externals import External, ExternalLog
 from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.generation import Generation
 from ostinato.runtime.capture.jit_watch import refusing_jit
-from ostinato.runtime.capture.pool_watch import refusing_other_pools
 from ostinato.runtime.capture.refusals import is_unjoined, typed_refusal
 from ostinato.runtime.capture.streams import StreamWatch, cuda_streams, not_forked, unjoined
 from ostinato.runtime.capture.watch import OpWatch
@@ -95,7 +95,7 @@ class _Opened:
         self.mark = ExitStack()
         self.mark.enter_context(recording())
         self.mark.enter_context(refusing_jit())
-        self.mark.enter_context(refusing_other_pools())
+        self.mark.enter_context(refusing_calls(shared.stream.device))
 
     def finish(self) -> None:
         """End the capture. An empty one is no fault here, so torch's warning about it is kept quiet."""

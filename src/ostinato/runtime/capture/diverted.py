@@ -6,6 +6,7 @@ was imported. So the function stays, and its code is exchanged. What is written 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FunctionType
@@ -50,13 +51,18 @@ def diverted(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callabl
 
 def _calling(replacement: Callable[..., Any], code: CodeType) -> CodeType:
     """Code that calls ``replacement``, with the free variables of ``code``: a function takes no other."""
-    source = _SOURCE.format(variables=", ".join(code.co_freevars))
-    template = _inner(_inner(compile(source, code.co_filename, "exec")))
+    template = _template(code.co_freevars)
     return template.replace(
         co_consts=tuple(replacement if constant == _PLACE else constant for constant in template.co_consts),
+        co_filename=code.co_filename,
         co_name=code.co_name,
         co_firstlineno=code.co_firstlineno,
     )
+
+
+@functools.cache
+def _template(free_variables: tuple[str, ...]) -> CodeType:
+    return _inner(_inner(compile(_SOURCE.format(variables=", ".join(free_variables)), __file__, "exec")))
 
 
 def _inner(code: CodeType) -> CodeType:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.errors import UnjoinedStreamError
+from ostinato.errors import HostSyncError, UnjoinedStreamError
 from ostinato.runtime.capture import CaptureBackend, CapturedGraph
 
 __all__ = ["SideStreamConformance"]
@@ -308,6 +308,26 @@ class SideStreamConformance:
                 with pytest.raises(UnjoinedStreamError, match="not the stream that it began on"):
                     backend.end()
         self.is_as_new(backend, side)
+
+    def test_a_wait_for_the_device_is_named(self, backend: CaptureBackend, streams: Any) -> None:
+        x = torch.ones(4, device=backend.device)
+        wait = streams.synchronize
+
+        def program() -> None:
+            x + 1
+            wait()
+
+        with pytest.raises(HostSyncError, match="synchronize") as caught:
+            self.segment(backend, program)
+        assert "side_streams.py" in caught.value.context["at"]
+        assert caught.value.__cause__ is None, "refused before the device does, whose capture stays valid"
+        with backend.phase(), backend.session():
+            backend.begin()
+            x + 1
+            graph = backend.end()
+            wait()  # where a break would be
+            graph.close()
+        self.is_as_new(backend)
 
     def test_what_fails_inside_of_a_fork_leaves_nothing(
         self, backend: CaptureBackend, streams: Any, wait: Wait
