@@ -196,7 +196,7 @@ class UnsupportedPartitionError(CaptureError):
 
 
 class UnjoinedStreamError(CaptureError):
-    """Work of a capture ran on a stream that was not forked from the capturing one, or not joined to it again."""
+    """Work of a capture is on a stream that was not forked from it, or not joined again; or it waits for other work."""
 
     code = "OST211"
 

@@ -120,6 +120,77 @@ def test_an_external_event_is_a_node_and_no_fork(backend):
     graph.close()
 
 
+@pytest.mark.parametrize("made_in_session", [True, False])
+def test_an_external_event_of_elsewhere_is_waited_for_at_every_replay(backend, made_in_session):
+    early, side = torch.cuda.Event(external=True), torch.cuda.Stream()
+    x = torch.ones(4, device="cuda")
+    used = []
+
+    def program():
+        event = torch.cuda.Event(external=True) if made_in_session else early
+        used.append(event)
+        with torch.cuda.stream(side):  # torch asks the current stream whether it captures
+            event.record()
+        torch.cuda.current_stream().wait_event(event)
+        return x + 1
+
+    graph, y = segment(backend, program)
+    assert "wait event" in graph.nodes()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        x.fill_(4.0)
+        used[0].record()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert y.tolist() == [5.0] * 4
+    graph.close()
+
+
+@pytest.mark.parametrize("how", ["stream", "event"])
+def test_a_wait_for_uncaptured_work_is_refused_before_the_device_does(backend, how):
+    x, side = torch.ones(4, device="cuda"), torch.cuda.Stream()
+    kept, _ = segment(backend, lambda: x * 2)
+    pools = len(backend._shared.pools)
+
+    def program():
+        x + 1
+        if how == "stream":
+            torch.cuda.current_stream().wait_stream(side)
+        else:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(side)
+            event.wait()
+
+    for _ in range(3):
+        with pytest.raises(UnjoinedStreamError, match="across the border") as caught:
+            segment(backend, program)
+        assert caught.value.__cause__ is None, "ours, not the driver's"
+        assert caught.value.context["waits_for"] == name(side)
+    assert len(backend._shared.pools) == pools
+    assert not backend._shared.pools[-1].is_spoiled
+    is_as_new(backend)
+    kept.close()
+
+
+def test_a_fork_by_the_plain_class_may_be_waited_for(backend):
+    """`torch.Stream` is written in C and not watched: the device is asked whether it has joined."""
+    side = torch.Stream(device="cuda")
+    x = torch.ones(4, device="cuda")
+
+    def program():
+        y = x + 1
+        main = torch.cuda.current_stream()
+        side.wait_stream(main)
+        main.wait_stream(side)
+        return y
+
+    graph, y = segment(backend, program)
+    graph.replay()
+    assert y.tolist() == [2.0] * 4
+    graph.close()
+
+
 @pytest.mark.parametrize("joins_first", [True, False])
 def test_a_break_takes_its_streams_with_it(joins_first):
     """Forked before the break and joined after it: the first segment is refused at its end, by the fork's line."""

@@ -1,5 +1,8 @@
 """Real Triton kernels in a capture: a first compilation, tuning, and work on side streams past the dispatcher."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -117,3 +120,67 @@ def test_a_kernel_on_a_fork_that_is_not_joined_is_found_by_the_device_and_named(
     graph.replay()
     assert y.tolist() == [2.0] * 32
     graph.close()
+
+
+KERNELS = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def late_kernel(x, y, n: tl.constexpr):
+    at = tl.arange(0, n)
+    tl.store(y + at, tl.load(x + at) + 1)
+"""
+LATE = """
+import sys
+import torch
+from ostinato.errors import JitInCaptureError
+from ostinato.runtime.capture import select_backend
+
+backend = select_backend("cuda")
+x, y = torch.ones(32, device="cuda"), torch.zeros(32, device="cuda")
+is_late = "triton" not in sys.modules
+
+
+def launch():
+    from late_kernels import late_kernel
+
+    late_kernel[(1,)](x, y, 32)
+
+
+def segment():
+    with torch.no_grad(), backend.phase(), backend.session():
+        backend.begin()
+        launch()
+        return backend.end()
+
+
+try:
+    segment()
+except JitInCaptureError as error:
+    print("late" if is_late else "early", error.context["kernel"], error.context["at"])
+launch()
+torch.cuda.synchronize()
+graph = segment()
+y.zero_()
+graph.replay()
+print(y.tolist() == [2.0] * 32, getattr(sys.modules["triton"], "knobs").runtime.jit_cache_hook)
+graph.close()
+"""
+
+
+def test_a_triton_that_is_imported_in_the_segment_is_watched(tmp_path):
+    """In a process of its own, in which nothing has imported Triton yet."""
+    (tmp_path / "late_kernels.py").write_text(KERNELS)
+    (tmp_path / "program.py").write_text(LATE)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py")], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    refusal, replay = done.stdout.splitlines()
+    when, kernel, at = refusal.split()
+    assert kernel.endswith("late_kernel") and "program.py:" in at
+    assert replay == "True None"
+    if when == "early":
+        pytest.skip("something here imports Triton with torch; the refusal itself holds")

@@ -22,11 +22,11 @@ from ostinato.errors import (
     CaptureError,
     ClosedError,
     DeviceUnavailableError,
-    HostSyncError,
     NestedCaptureError,
 )
 from ostinato.runtime.breaks import recording
 from ostinato.runtime.capture.backend import BakedCall, CapturedGraph, DeviceUsage, GraphStep, PoolMemory
+from ostinato.runtime.capture.call_watch import refusing_calls
 from ostinato.runtime.capture.cuda_baked import baked_calls
 from ostinato.runtime.capture.cuda_driver import count_nodes, node_names
 from ostinato.runtime.capture.cuda_executable import CudaExecutable, require_updates
@@ -36,16 +36,14 @@ from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.generation import Generation
 from ostinato.runtime.capture.generators import GeneratorLog, GeneratorStates
 from ostinato.runtime.capture.jit_watch import refusing_jit
+from ostinato.runtime.capture.refusals import is_unjoined, typed_refusal
 from ostinato.runtime.capture.streams import StreamWatch, cuda_streams, not_forked, unjoined
-from ostinato.runtime.capture.watch import OpWatch, unknown_generator
+from ostinato.runtime.capture.watch import OpWatch
 from ostinato.runtime.nest import tensors
 from ostinato.runtime.ops import op_name
-from ostinato.runtime.user_frames import raising_frame, user_frame
+from ostinato.runtime.user_frames import user_frame
 
 __all__ = ["CudaBackend", "CudaGraph"]
-
-_SYNC_WORDS = ("when stream is capturing", "StreamCapture", "during CUDA graph capture", "capturing")
-_GENERATOR_WORDS = ("CUDA generator", "captur")
 
 
 class _Pool:
@@ -105,6 +103,7 @@ class _Opened:
         self.mark = ExitStack()
         self.mark.enter_context(recording())
         self.mark.enter_context(refusing_jit())
+        self.mark.enter_context(refusing_calls(shared.stream.device))
 
     def finish(self) -> None:
         """End the capture. An empty one is no fault here, so torch's warning about it is kept quiet."""
@@ -278,9 +277,9 @@ class CudaBackend:
             with torch.cuda.stream(stream), self._watch, self._streams.session():
                 try:
                     yield
-                except RuntimeError as error:
+                except Exception as error:
                     self.abort()
-                    typed = _typed(error)
+                    typed = typed_refusal(error)
                     if typed is error:
                         raise
                     raise typed from error
@@ -320,9 +319,12 @@ class CudaBackend:
             opened.finish()
         except RuntimeError as error:
             self._recover(opened)
-            if "unjoined" in str(error):  # cudaErrorStreamCaptureUnjoined
+            if is_unjoined(error):
                 raise unjoined(self._streams.suspects()) from error
-            raise CaptureError("the device had invalidated the capture", at=user_frame()) from error
+            typed = typed_refusal(error)
+            if typed is error:
+                typed = CaptureError("the device could not end the capture", at=user_frame())
+            raise typed from error
         num_nodes = count_nodes(opened.graph.raw_cuda_graph())
         placement = self._executables.place(opened.graph, num_nodes, draws=self._watch.draws)
         if num_nodes:
@@ -432,18 +434,3 @@ class CudaBackend:
 
     def _instantiate(self, source: torch.cuda.CUDAGraph) -> CudaExecutable:
         return CudaExecutable(source, self.device)
-
-
-def _typed(error: RuntimeError) -> BaseException:
-    """The typed error for what CUDA refuses in a capture; the error itself otherwise."""
-    text = str(error)
-    if not isinstance(error, CaptureError) and all(word in text for word in _GENERATOR_WORDS):
-        # in a kernel that no watch sees
-        return unknown_generator("a kernel", at=raising_frame(error))
-    if isinstance(error, CaptureError) or not any(word in text for word in _SYNC_WORDS):
-        return error
-    return HostSyncError(
-        "the device refused a call in a capture: " + text.splitlines()[0],
-        fix="move the call into a @graph_break function, or do it during warm_up",
-        at=raising_frame(error),
-    )

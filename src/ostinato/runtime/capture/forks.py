@@ -96,6 +96,11 @@ class ForkLog:
         """Whether its recording was seen in this session."""
         return id(event) in self._events
 
+    def recorded_on(self, event: Any) -> str | None:
+        """Name of the stream that it was recorded on, if that was seen in this session."""
+        recorded = self._events.get(id(event))
+        return None if recorded is None else recorded.parent
+
     def is_foreign(self, event: Any, stream: Hashable) -> bool:
         """Whether ``stream`` may not wait for ``event``: one of the two is of a segment that the other is not of."""
         recorded = self._events.get(id(event))

@@ -2,8 +2,9 @@
 
 Kernels whose author placed a `jit_mark` are refused by that; this is for all others that Triton compiles here. It asks
 Triton to call back on a miss of its cache in memory, before it compiles or loads, which leaves Triton's own state as it
-was. A kernel that was compiled by `kernel.warmup` and never launched is loaded in the capture, unseen: to stop Triton
-between its loading steps would leave a kernel that cannot be launched later.
+was. A Triton that is first imported in the segment is asked as soon as it is there. A kernel that was compiled by
+`kernel.warmup` and never launched is loaded in the capture, unseen: to stop Triton between its loading steps would
+leave a kernel that cannot be launched later.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 from ostinato.errors import JitInCaptureError
 from ostinato.runtime.breaks import is_recording
+from ostinato.runtime.capture.arrival import on_arrival
 from ostinato.runtime.user_frames import user_frame
 
 __all__ = ["refusing_jit"]
@@ -25,13 +27,21 @@ def refusing_jit() -> Iterator[None]:
     """Hold it while a segment is recorded. Nothing is imported: without Triton there is nothing to refuse."""
     with ExitStack() as stack:
         triton = sys.modules.get("triton")
-        place = None if triton is None else _hook_place(triton)
-        if place is not None:
-            stack.enter_context(_replaced(*place, _cache_hook(getattr(*place))))
-        tuner: Any = getattr(sys.modules.get("triton.runtime.autotuner"), "Autotuner", None)
-        if hasattr(tuner, "_bench"):
-            stack.enter_context(_replaced(tuner, "_bench", _bench(tuner._bench)))
+        if triton is None:
+            stack.enter_context(on_arrival("triton", lambda triton: _ask(triton, stack)))
+        else:
+            _ask(triton, stack)
         yield
+
+
+def _ask(triton: Any, stack: ExitStack) -> None:
+    """Put our hooks into Triton, until ``stack`` is closed."""
+    place = _hook_place(triton)
+    if place is not None:
+        stack.enter_context(_replaced(*place, _cache_hook(getattr(*place))))
+    tuner: Any = getattr(sys.modules.get("triton.runtime.autotuner"), "Autotuner", None)
+    if hasattr(tuner, "_bench"):
+        stack.enter_context(_replaced(tuner, "_bench", _bench(tuner._bench)))
 
 
 def _hook_place(triton: Any) -> tuple[Any, str] | None:

@@ -19,6 +19,7 @@ import torch
 from ostinato.errors import CaptureError, ClosedError, NestedCaptureError
 from ostinato.runtime.breaks import recording
 from ostinato.runtime.capture.backend import BakedCall, CapturedGraph, DeviceUsage, GraphStep, PoolMemory
+from ostinato.runtime.capture.call_watch import refusing_calls
 from ostinato.runtime.capture.executables import ExecutableCounts, Executables, Placement
 from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.gate import CaptureGate
@@ -288,6 +289,7 @@ class SimulatedBackend:
         self._recorder.forbidden = self._functions.forbidden = forbid
         self._open.enter_context(recording())
         self._open.enter_context(refusing_jit())
+        self._open.enter_context(refusing_calls(self.device))
         self._streams.begin()
         self._recorder.is_active = self._functions.is_active = True
 

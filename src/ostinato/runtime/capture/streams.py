@@ -1,22 +1,25 @@
 """Sees how streams wait for each other in a capture, and refuses a side stream that is not joined again, by its name.
 
-Installed for a session by wrapping the methods of torch's stream and event classes, which have no other hook that can
+Installed for a session by diverting the methods of torch's stream and event classes, which have no other hook that can
 be taken off again. Both backends use it, so that one rule holds: on a GPU for `torch.cuda`, when simulated for the
 streams of `torch.cpu`, which exist for device-agnostic code and do nothing. The device keeps the last word: waits by
-C++ or by plain `torch.Stream` objects, and kernels launched past the dispatcher, are seen by their effect alone.
+C++ or by plain `torch.Stream` and `torch.Event` objects, and kernels launched past the dispatcher, are seen by their
+effect alone, and so is what an event that was made before the session is: an external one may cross a segment's border.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from ostinato.errors import UnjoinedStreamError
+from ostinato.runtime.capture.diverted import diverted
 from ostinato.runtime.capture.forks import Fork, ForkLog
 from ostinato.runtime.ops import UNINITIALISED_OPS, op_name
 from ostinato.runtime.user_frames import user_frame
@@ -85,31 +88,32 @@ class StreamWatch:
         self._log = ForkLog()
         self._thread: int | None = None
         self._is_inside = False  # a method of ours calls others of ours
+        self._plain: dict[int, Any] = {}  # events of the session that are not external
         self._current_key = self._slow_key
 
     @contextmanager
     def session(self) -> Iterator[None]:
         """Watch this thread. The caller holds the process's only session (see `OpWatch`)."""
         stream, event = self._api.stream_class, self._api.event_class
-        wrapped = (
+        methods = [
             (stream, "wait_stream", self._wait_stream),
             (stream, "wait_event", self._wait_event),
             (stream, "record_event", self._record_event),
             (event, "record", self._record),
             (event, "wait", self._wait),
-        )
-        originals = [(owner, name, getattr(owner, name)) for owner, name, _ in wrapped]
+        ]
+        if isinstance(event.__new__, FunctionType):  # torch.cpu has none of its own, and no external events
+            methods.append((event, "__new__", self._new))
         self._thread = threading.get_ident()
-        self._log.clear()
-        for owner, name, wrap in wrapped:
-            setattr(owner, name, wrap(getattr(owner, name)))
+        self._forget()
         try:
-            yield
+            with ExitStack() as stack:
+                for method in methods:
+                    stack.enter_context(diverted(*method))
+                yield
         finally:
-            for owner, name, original in originals:
-                setattr(owner, name, original)
             self._thread = None
-            self._log.clear()
+            self._forget()
 
     def begin(self) -> None:
         """A segment begins on the current stream."""
@@ -181,25 +185,35 @@ class StreamWatch:
     def _is_watched(self) -> bool:
         return not self._is_inside and self._thread == threading.get_ident()
 
+    def _forget(self) -> None:
+        self._log.clear()
+        self._plain.clear()
+
     def _note_record(self, event: Any, stream: Any) -> None:
-        self._log.record(event, self._api.key(stream), self._api.name(stream))
+        key = self._api.key(stream)
+        asks = None if self._log.has(key) or not self._log.is_open else self._api.is_capturing
+        if asks is not None and asks(stream):  # forked where nobody looked
+            self._adopt(stream)
+        self._log.record(event, key, self._api.name(stream))
 
     def _wait_for(self, stream: Any, event: Any, wait: Callable[[], Any]) -> Any:
         """Let ``stream`` wait for ``event`` by ``wait``, and note it."""
         key, is_device = self._api.key(stream), self._api.is_capturing is not None
-        if self._log.is_foreign(event, key) and not is_device:
-            raise self._foreign(stream)
+        is_foreign = self._log.is_foreign(event, key)
+        is_unseen = self._log.has(key) and not self._log.is_known(event)
+        if (is_foreign and (id(event) in self._plain or not is_device)) or (is_unseen and not is_device):
+            raise self._foreign(stream, event)
         try:
             result = wait()
         except RuntimeError as error:
-            if self._log.is_foreign(event, key) or (self._log.has(key) and not self._log.is_known(event)):
-                raise self._foreign(stream) from error
+            if is_foreign or is_unseen:
+                raise self._foreign(stream, event) from error
             raise
-        if not self._log.is_open or self._log.is_foreign(event, key) or not self._has_joined(stream):
+        if not self._log.is_open or is_foreign or not self._has_joined(stream):
             return result
         if self._log.is_known(event):
             self._log.wait(event, key, self._fork(stream))
-        elif is_device:  # recorded where nobody looked; without a device: never, hence there is nothing to wait for
+        elif is_device:  # recorded where nobody looked
             self._adopt(stream)
         return result
 
@@ -207,23 +221,37 @@ class StreamWatch:
         """An event made with ``external=True`` becomes a node of the graph, and draws no stream into the capture."""
         return self._api.is_capturing is None or self._api.is_capturing(stream)
 
-    def _foreign(self, stream: Any) -> UnjoinedStreamError:
-        name = self._api.name(stream)
+    def _foreign(self, stream: Any, event: Any) -> UnjoinedStreamError:
+        """CUDA has no such wait (cudaErrorStreamCaptureIsolation): a replay could not make it."""
+        name, recorded_on = self._api.name(stream), self._log.recorded_on(event)
+        what = "an event that was not recorded in it" if recorded_on is None else f"work of {recorded_on} outside of it"
         return UnjoinedStreamError(
-            f"{name} waits across the border of a segment: for work that was not recorded in the same one",
-            fix="fork and join in one segment, after every break anew; wait for other work in a @graph_break function",
+            f"{name} waits across the border of a segment: for {what}",
+            fix="fork and join in one segment, after every break anew, and record there what is waited for there; "
+            "wait for other work before the graph, or in a @graph_break function",
             stream=name,
+            waits_for=recorded_on or "an event",
             at=user_frame(),
         )
 
     # What takes the place of torch's methods, with torch's names of arguments. Each passes through for other threads,
     # and inside of one another.
 
+    def _new(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def new(cls: Any, *args: Any, **named: Any) -> Any:
+            event = original(cls, *args, **named)
+            if self._is_watched() and not (named.get("external", False) or any(args[3:])):
+                self._plain[id(event)] = event
+            return event
+
+        return new
+
     def _wait_stream(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wait_stream(waiting: Any, stream: Any) -> Any:
             if not self._is_watched():
                 return original(waiting, stream)
-            event = object()  # stands for the one that torch makes inside
+            event = object()  # stands for the one that torch makes inside, which is not external
+            self._plain[id(event)] = event
             self._note_record(event, stream)
             return self._wait_for(waiting, event, lambda: self._runs_inside(original, waiting, stream))
 
@@ -244,6 +272,8 @@ class StreamWatch:
             recorded = self._runs_inside(lambda: original(stream, *event, **named))
             if recorded is None:  # torch.cpu gives none; with one, a join by it can be told from a forgotten one
                 recorded = self._api.event_class()
+            if not event and not named:
+                self._plain[id(recorded)] = recorded
             self._note_record(recorded, stream)
             return recorded
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.errors import UnjoinedStreamError
+from ostinato.errors import HostSyncError, UnjoinedStreamError
 from ostinato.runtime.capture import CaptureBackend, CapturedGraph
 
 __all__ = ["SideStreamConformance"]
@@ -202,9 +202,85 @@ class SideStreamConformance:
 
     def test_waiting_for_work_of_elsewhere_is_named(self, backend: CaptureBackend, streams: Any, wait: Wait) -> None:
         side = streams.Stream()
-        with pytest.raises(UnjoinedStreamError, match="across the border of a segment"):
+        with pytest.raises(UnjoinedStreamError, match="across the border of a segment") as caught:
             self.segment(backend, lambda: wait(streams.current_stream(), side))
+        assert caught.value.context["waits_for"] == _name(side)
+        assert "side_streams.py" in caught.value.context["at"]
+        assert "before the graph" in caught.value.fix
+        assert caught.value.__cause__ is None, "refused before the device does, whose capture stays valid"
         self.is_as_new(backend, side)
+
+    def test_a_wait_for_what_was_recorded_before_is_named(self, backend: CaptureBackend, streams: Any) -> None:
+        x = torch.ones(4, device=backend.device)
+        event, side = streams.Event(), streams.Stream()
+        with streams.stream(side):
+            x + 1
+            event.record()
+        with pytest.raises(UnjoinedStreamError, match="an event that was not recorded in it") as caught:
+            self.segment(backend, lambda: streams.current_stream().wait_event(event))
+        assert "side_streams.py" in caught.value.context["at"]
+        self.is_as_new(backend, side)
+
+    def test_a_wait_for_what_was_recorded_in_a_break_is_named(
+        self, backend: CaptureBackend, streams: Any, wait: Wait
+    ) -> None:
+        x = torch.ones(4, device=backend.device)
+        side = streams.Stream()
+        with backend.phase(), backend.session():
+            with streams.stream(side):  # where a break would be
+                y = x + 1
+            done = side.record_event()
+            done.record(side)
+            wait(streams.current_stream(), side)
+            backend.begin()
+            y + 1
+            with pytest.raises(UnjoinedStreamError, match="across the border of a segment") as caught:
+                streams.current_stream().wait_event(done)
+            assert caught.value.context["waits_for"] == _name(side)
+            assert caught.value.__cause__ is None
+        self.is_as_new(backend, side)
+
+    def test_waits_before_the_capture_and_beside_it_are_free(self, backend: CaptureBackend, streams: Any) -> None:
+        x = torch.ones(4, device=backend.device)
+        event, side, other = streams.Event(), streams.Stream(), streams.Stream()
+        event.record(side)
+        streams.current_stream().wait_event(event)
+
+        def program() -> torch.Tensor:
+            other.wait_event(event)  # neither is of the capture
+            other.wait_stream(side)
+            return x + 1
+
+        graph, y = self.segment(backend, program)
+        graph.replay()
+        streams.synchronize()
+        assert y.tolist() == [2.0] * 4
+        graph.close()
+
+    def test_methods_that_were_taken_before_are_followed(self, backend: CaptureBackend, streams: Any) -> None:
+        x = torch.ones(4, device=backend.device)
+        event, near, far = streams.Event(), streams.Stream(), streams.Stream()
+        record, wait, wait_stream, wait_event = event.record, event.wait, near.wait_stream, far.wait_event
+
+        def program(joins: bool) -> None:
+            main = streams.current_stream()
+            wait_stream(main)
+            with streams.stream(near):
+                y = x * 2
+                record()
+            wait_event(event)
+            with streams.stream(far):
+                y.add_(1)
+            record(far)
+            if joins:
+                wait()
+
+        self.segment(backend, lambda: program(joins=True))[0].close()
+        with pytest.raises(UnjoinedStreamError, match="not joined") as caught:
+            self.segment(backend, lambda: program(joins=False))
+        assert caught.value.context["streams"] == [_name(near), _name(far)]
+        assert caught.value.__cause__ is None
+        self.is_as_new(backend, near, far)
 
     def test_an_event_does_not_leave_its_segment(self, backend: CaptureBackend, streams: Any) -> None:
         x = torch.ones(4, device=backend.device)
@@ -233,6 +309,26 @@ class SideStreamConformance:
                     backend.end()
         self.is_as_new(backend, side)
 
+    def test_a_wait_for_the_device_is_named(self, backend: CaptureBackend, streams: Any) -> None:
+        x = torch.ones(4, device=backend.device)
+        wait = streams.synchronize
+
+        def program() -> None:
+            x + 1
+            wait()
+
+        with pytest.raises(HostSyncError, match="synchronize") as caught:
+            self.segment(backend, program)
+        assert "side_streams.py" in caught.value.context["at"]
+        assert caught.value.__cause__ is None, "refused before the device does, whose capture stays valid"
+        with backend.phase(), backend.session():
+            backend.begin()
+            x + 1
+            graph = backend.end()
+            wait()  # where a break would be
+            graph.close()
+        self.is_as_new(backend)
+
     def test_what_fails_inside_of_a_fork_leaves_nothing(
         self, backend: CaptureBackend, streams: Any, wait: Wait
     ) -> None:
@@ -251,10 +347,16 @@ class SideStreamConformance:
 
     def test_torch_is_left_as_it_was(self, backend: CaptureBackend, streams: Any) -> None:
         names = ((streams.Stream, "wait_stream"), (streams.Stream, "record_event"), (streams.Event, "wait"))
-        before = [getattr(owner, name) for owner, name in names]
+
+        def torches() -> list[Any]:
+            methods = [getattr(owner, name) for owner, name in names]
+            return methods + [method.__code__ for method in methods]
+
+        before = torches()
         with pytest.raises(ZeroDivisionError), backend.session():
+            assert torches() != before
             raise ZeroDivisionError
-        assert [getattr(owner, name) for owner, name in names] == before
+        assert torches() == before
 
 
 def _name(stream: Any) -> str:

@@ -91,7 +91,8 @@ def test_without_work_that_was_seen_all_that_was_never_waited_for_is_suspect():
 def test_events_belong_to_the_segment_that_they_were_recorded_in():
     log = ForkLog()
     before, inside, after = object(), object(), object()
-    log.record(before, 0, "s0")
+    log.record(before, 1, "s1")
+    assert log.recorded_on(before) == "s1" and log.recorded_on(inside) is None
     assert not log.is_foreign(before, 0)
     log.open(0)
     log.record(inside, 0, "s0")

@@ -1,5 +1,6 @@
 """A first compilation in a segment is refused by Triton's own hook. Triton itself is a stand-in here; see tests/gpu."""
 
+import importlib
 import sys
 import threading
 from types import ModuleType, SimpleNamespace
@@ -8,6 +9,7 @@ import pytest
 
 from ostinato.errors import JitInCaptureError
 from ostinato.runtime.breaks import recording
+from ostinato.runtime.capture import select_backend
 from ostinato.runtime.capture.jit_watch import refusing_jit
 
 
@@ -34,6 +36,49 @@ def test_without_triton_there_is_nothing_to_do(monkeypatch):
     monkeypatch.delitem(sys.modules, "triton.runtime.autotuner", raising=False)
     with recording(), refusing_jit():
         assert "triton" not in sys.modules
+
+
+@pytest.fixture
+def triton_to_come(tmp_path, monkeypatch):
+    """Triton as far as the hooks go, installed and not imported."""
+    files = {
+        "__init__.py": "from triton import knobs, runtime\n",
+        "knobs.py": "class runtime:\n    jit_cache_hook = None\n",
+        "runtime/__init__.py": "from triton.runtime import autotuner\n",
+        "runtime/autotuner.py": "class Autotuner:\n    base_fn = print\n    _bench = lambda self: [1.0]\n",
+    }
+    for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
+        monkeypatch.delitem(sys.modules, name)
+    for name, text in files.items():
+        path = tmp_path / "triton" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield lambda: importlib.import_module("triton")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "triton"]:
+        del sys.modules[name]
+
+
+def test_a_triton_that_comes_in_the_segment_is_asked_at_once(triton_to_come):
+    backend = select_backend("cpu")
+    with backend.phase(), backend.session():
+        backend.begin()
+        triton = triton_to_come()
+        with pytest.raises(JitInCaptureError, match="'kernel' would compile") as caught:
+            call_hook(triton.knobs.runtime.jit_cache_hook)
+        with pytest.raises(JitInCaptureError, match="'print' would tune itself"):
+            triton.runtime.autotuner.Autotuner()._bench()
+        backend.end().close()
+    assert "test_jit_watch.py" in caught.value.context["at"]
+    assert triton.knobs.runtime.jit_cache_hook is None
+    assert triton.runtime.autotuner.Autotuner()._bench() == [1.0]
+    backend.close()
+
+
+def test_a_triton_that_comes_after_the_segment_is_not_asked(triton_to_come):
+    with recording(), refusing_jit():
+        pass
+    assert triton_to_come().knobs.runtime.jit_cache_hook is None
 
 
 def test_a_first_compilation_names_the_kernel_and_the_line(triton):

@@ -47,9 +47,10 @@ def api(device):
             return event
 
     class Event:
-        def __init__(self, external=False):
-            self.external = external
-            self.is_captured = None
+        def __new__(cls, external=False):
+            event = super().__new__(cls)
+            event.external, event.is_captured = external, None
+            return event
 
         def record(self, stream=None):
             self.is_captured = (stream or device.current).stream_id in device.capturing
@@ -141,10 +142,47 @@ def test_external_events_fork_nothing(segment, device):
     assert segment.watch.forks() == []
 
 
-def test_what_the_device_refuses_is_typed(segment):
+@pytest.fixture
+def waits(api, device):
+    """A capture that waits for an event which was recorded beside it; made before the session, or in it."""
+
+    def waits(*, made_before, external=False):
+        watch = StreamWatch(api)
+        main = device.current = api.stream_class()
+        device.capturing.add(main.stream_id)
+        side = api.stream_class()
+        before = api.event_class(external=external)
+        with watch.session():
+            watch.begin()
+            event = before if made_before else api.event_class(external=external)
+            event.record(side)
+            main.wait_event(event)
+        return side
+
+    return waits
+
+
+def test_the_device_judges_events_that_may_be_external(waits):
     with pytest.raises(UnjoinedStreamError, match="across the border") as caught:
-        segment.main.wait_stream(segment.stream())
+        waits(made_before=True)
     assert "uncaptured work" in str(caught.value.__cause__)
+    waits(made_before=True, external=True)
+    waits(made_before=False, external=True)
+
+
+def test_a_plain_event_is_refused_before_the_device_would(waits, api):
+    with pytest.raises(UnjoinedStreamError, match="across the border") as caught:
+        waits(made_before=False)
+    assert caught.value.__cause__ is None
+    assert caught.value.context["waits_for"] == f"stream {0x10 * api.stream_class.serial:#x}"
+
+
+def test_a_stream_that_has_joined_unseen_is_asked_for_at_the_device(segment, device):
+    side = segment.stream()
+    device.capturing.add(side.stream_id)  # by C++
+    segment.main.wait_stream(side)
+    assert [fork.stream for fork in segment.watch.forks()] == [side]
+    assert segment.watch.check_end() is None
 
 
 def test_other_errors_of_a_wait_stay_what_they_are(segment, monkeypatch):
