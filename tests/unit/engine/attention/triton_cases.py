@@ -137,7 +137,13 @@ def test_fused_decode_with_splits_and_padding(make_batch):
 @pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize(
     ("lens", "uniform", "padded"),
-    [(([9, 1], [9, 40]), None, 3), (([2, 2], [20, 71]), 2, 0), (([1, 1], [1, 9]), None, 0)],
+    [
+        (([9, 1], [9, 40]), None, 3),
+        (([2, 2], [20, 71]), 2, 0),
+        (([1, 1], [1, 9]), None, 0),
+        (([90, 70], [90, 201]), None, 0),  # whole tiles of new keys, and of earlier ones with a rest
+        (([3, 66], [67, 130]), None, 5),
+    ],
 )
 def test_fused_mixed(make_batch, lens, uniform, padded, has_norm):
     batch = make_batch(*lens, heads=(3, 1), uniform=uniform, padded_reqs=1 if padded else 0, padded_rows=padded)

@@ -5,6 +5,7 @@ Nothing is read on the host and every grid follows from padded sizes, so any bat
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ostinato.engine.attention.backend import AttentionShape
@@ -48,12 +49,7 @@ class TritonAttention:
 
     def attend(self, q: Tensor, out: Tensor, cache: LayerCache, metadata: AttentionMetadata, scale: float) -> None:
         """See `AttentionBackend.attend`. ``q`` may be ``out``."""
-        query_len = metadata.uniform_query_len
-        padded_group = next_power_of_2(out.shape[1] // cache.num_kv_heads)
-        if query_len is not None and query_len * padded_group <= MAX_DECODE_ROWS:
-            launch_decode(q, out, cache, metadata, scale, query_len, self._workspace)
-        else:
-            launch_varlen(q, out, cache, metadata, scale)
+        self._attend(q, out, cache, metadata, scale, new=None)
 
     def rotary_attend(
         self,
@@ -72,10 +68,31 @@ class TritonAttention:
             launch_fused_decode(
                 qkv, rotary, out, cache, metadata, scale, q_norm, k_norm, eps, self._workspace, use_pdl=self._use_pdl
             )
+            return
+        v = qkv.view(qkv.shape[0], -1, cache.head_dim)[:, -cache.num_kv_heads :]
+        k = torch.empty(v.shape, dtype=cache.key.dtype, device=v.device)
+        # `out` holds the rotated queries until attention overwrites them.
+        launch_rotary_write(qkv, rotary, out, k, cache, metadata, q_norm, k_norm, eps)
+        # What the cache would round is read back from it, so that later steps see the same values.
+        new = (k, v) if v.dtype == cache.value.dtype else None
+        self._attend(out, out, cache, metadata, scale, new=new)
+
+    def _attend(
+        self,
+        q: Tensor,
+        out: Tensor,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        scale: float,
+        *,
+        new: tuple[Tensor, Tensor] | None,
+    ) -> None:
+        query_len = metadata.uniform_query_len
+        padded_group = next_power_of_2(out.shape[1] // cache.num_kv_heads)
+        if query_len is not None and query_len * padded_group <= MAX_DECODE_ROWS:
+            launch_decode(q, out, cache, metadata, scale, query_len, self._workspace)
         else:
-            # `out` holds the rotated queries until attention overwrites them: no scratch tensor.
-            launch_rotary_write(qkv, rotary, out, cache, metadata, q_norm, k_norm, eps)
-            self.attend(out, out, cache, metadata, scale)
+            launch_varlen(q, out, cache, metadata, scale, new)
 
     def warm_up(self, shape: AttentionShape) -> None:
         """See `AttentionBackend.warm_up`."""

@@ -3,7 +3,8 @@
 A program owns a tile of one request's query tokens, for all query heads of one KV head. It finds its request
 by bisecting `query_start`, so the grid follows from padded sizes alone: every request gets as many tiles as
 its rows span plus one for its ragged end, and what is left after the last request zeroes padded rows.
-``q`` and ``out`` may be the same tensor, since a program reads its rows before it alone writes them.
+``q`` and ``out`` may be the same tensor, since a program reads its rows before it alone writes them. The keys of
+the step itself are read from where they lie side by side, if the caller has them, and only earlier ones by pages.
 Called by `TritonAttention`.
 """
 # mypy: disable-error-code="no-untyped-def,untyped-decorator,no-untyped-call,misc"
@@ -21,7 +22,10 @@ from ostinato.runtime.breaks import jit_mark
 
 __all__ = ["launch_varlen"]
 
-_VARYING = ("tables", "seq_lens", "query_start", "q_stride_heads", "table_stride", "num_tokens", "num_reqs")
+_VARYING = (
+    *("tables", "seq_lens", "query_start", "table_stride", "num_tokens", "num_reqs"),
+    *("q_stride_heads", "k_stride_heads", "v_stride_heads"),
+)
 
 
 @triton.jit
@@ -33,42 +37,51 @@ def _fold(
     key,
     value,
     pages,
-    kv_head,
+    key_stride,
+    value_stride,
     begin,
     end,
     visible,
     scale_log2,
-    NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    IS_PAGED: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    """Fold positions [begin, end) into a running softmax; unmasked, ``end - begin`` is whole tiles."""
+    """Fold positions [begin, end) into a running softmax; unmasked, ``end - begin`` is whole tiles.
+
+    key, value: pointers to one head of the first slot or, if it is not paged, of the first position; strides: from
+    one to the next, in elements.
+    """
     columns = tl.arange(0, BLOCK_N)
     dims = tl.arange(0, HEAD_DIM)
     for first in range(begin, end, BLOCK_N):
         positions = first + columns
-        if IS_MASKED:
-            live = positions < end
-            page = tl.load(pages + positions // PAGE_SIZE, mask=live, other=0).to(tl.int64)
+        live = positions < end
+        if IS_PAGED:
+            if IS_MASKED:
+                page = tl.load(pages + positions // PAGE_SIZE, mask=live, other=0).to(tl.int64)
+            else:
+                page = tl.load(pages + positions // PAGE_SIZE).to(tl.int64)
+            slots = page * PAGE_SIZE + positions % PAGE_SIZE
         else:
-            page = tl.load(pages + positions // PAGE_SIZE).to(tl.int64)
-        base = (page * PAGE_SIZE + positions % PAGE_SIZE) * (NUM_KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
-        tile = base[:, None] + dims[None, :]
+            slots = positions.to(tl.int64)
+        k_tile = key + (slots * key_stride)[:, None] + dims[None, :]
+        v_tile = value + (slots * value_stride)[:, None] + dims[None, :]
         if IS_MASKED:
-            k = tl.load(key + tile, mask=live[:, None], other=0.0)
-            v = tl.load(value + tile, mask=live[:, None], other=0.0)
+            k = tl.load(k_tile, mask=live[:, None], other=0.0)
+            v = tl.load(v_tile, mask=live[:, None], other=0.0)
         else:
-            k = tl.load(key + tile)
-            v = tl.load(value + tile)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
+            k = tl.load(k_tile)
+            v = tl.load(v_tile)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")
         if IS_MASKED:
-            scores = tl.where(positions[None, :] < visible[:, None], scores, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(scores, 1))
+            scores = tl.where((positions[None, :] < visible[:, None]) & live[None, :], scores, float("-inf"))
+        new_peak = tl.maximum(peak, tl.max(scores, 1) * scale_log2)
         # A row that has seen nothing yet has peak -inf; subtracting that from itself would be NaN.
         shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        weights = tl.exp2(scores - shift[:, None])
+        weights = tl.exp2(scores * scale_log2 - shift[:, None])  # one multiplication-addition an element
         decay = tl.exp2(peak - shift)
         total = total * decay + tl.sum(weights, 1)
         acc = tl.dot(weights.to(v.dtype), v, acc * decay[:, None], input_precision="ieee")
@@ -79,6 +92,8 @@ def _fold(
 @triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_VARYING)
 def _varlen_kernel(
     q,
+    new_key,
+    new_value,
     out,
     key,
     value,
@@ -86,6 +101,8 @@ def _varlen_kernel(
     seq_lens,
     query_start,
     q_stride_heads,
+    k_stride_heads,
+    v_stride_heads,
     table_stride,
     num_tokens,
     num_reqs,
@@ -97,10 +114,11 @@ def _varlen_kernel(
     PAGE_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    HAS_NEW: tl.constexpr,
 ):
-    # Late tiles of a prompt see the most context: they start first.
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)
-    kv_head = tl.program_id(1)
+    # Late tiles of a prompt see the most context: they start first, those of all heads.
+    kv_head = tl.program_id(0)
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)
     BLOCK_Q: tl.constexpr = BLOCK_M // PADDED_GROUP
 
     # Request r owns the tiles from query_start[r] // BLOCK_Q + r on; find the last r that begins by here.
@@ -141,41 +159,81 @@ def _varlen_kernel(
     q_rows = tl.load(q_tile, mask=is_real[:, None], other=0.0)
 
     earlier = context - query_len  # tokens that came in earlier steps
-    visible = earlier + token + 1
-    end = tl.minimum(earlier + begin_token + BLOCK_Q, context)
-    # Tiles that even the first row sees whole need no mask.
-    whole = tl.maximum(earlier + begin_token + 1, 0) // BLOCK_N * BLOCK_N
-    whole = tl.minimum(whole, tl.maximum(end, 0) // BLOCK_N * BLOCK_N)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, HEAD_DIM], tl.float32)
     pages = tables + request.to(tl.int64) * table_stride
+    cached_key, cached_value = key + kv_head * HEAD_DIM, value + kv_head * HEAD_DIM
+    if HAS_NEW:
+        visible = tl.zeros([BLOCK_M], tl.int32) + earlier
+        end = tl.maximum(earlier, 0)
+        whole = end // BLOCK_N * BLOCK_N
+    else:
+        visible = earlier + token + 1
+        end = tl.minimum(earlier + begin_token + BLOCK_Q, context)
+        # Tiles that even the first row sees whole need no mask.
+        whole = tl.maximum(earlier + begin_token + 1, 0) // BLOCK_N * BLOCK_N
+        whole = tl.minimum(whole, tl.maximum(end, 0) // BLOCK_N * BLOCK_N)
+    CACHE_STRIDE: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     peak, total, acc = _fold(
-        q_rows, peak, total, acc, key, value, pages, kv_head, 0, whole, visible, scale_log2,
-        NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, False,
+        q_rows, peak, total, acc, cached_key, cached_value, pages, CACHE_STRIDE, CACHE_STRIDE, 0, whole, visible,
+        scale_log2, HEAD_DIM, PAGE_SIZE, BLOCK_N, True, False,
     )  # fmt: skip
     peak, total, acc = _fold(
-        q_rows, peak, total, acc, key, value, pages, kv_head, whole, end, visible, scale_log2,
-        NUM_KV_HEADS, HEAD_DIM, PAGE_SIZE, BLOCK_N, True,
+        q_rows, peak, total, acc, cached_key, cached_value, pages, CACHE_STRIDE, CACHE_STRIDE, whole, end, visible,
+        scale_log2, HEAD_DIM, PAGE_SIZE, BLOCK_N, True, True,
     )  # fmt: skip
+    if HAS_NEW:
+        k_stride, v_stride = k_stride_heads * HEAD_DIM, v_stride_heads * HEAD_DIM
+        its_key = new_key + first_row.to(tl.int64) * k_stride + kv_head * HEAD_DIM
+        its_value = new_value + first_row.to(tl.int64) * v_stride + kv_head * HEAD_DIM
+        missing = tl.minimum(earlier, 0)  # a context shorter than its queries: the last of them see what there is
+        visible = token + 1 + missing
+        end = tl.minimum(begin_token + BLOCK_Q, query_len) + missing
+        whole = tl.maximum(begin_token + 1 + missing, 0) // BLOCK_N * BLOCK_N
+        whole = tl.minimum(whole, tl.maximum(end, 0) // BLOCK_N * BLOCK_N)
+        peak, total, acc = _fold(
+            q_rows, peak, total, acc, its_key, its_value, pages, k_stride, v_stride, 0, whole, visible,
+            scale_log2, HEAD_DIM, PAGE_SIZE, BLOCK_N, False, False,
+        )  # fmt: skip
+        peak, total, acc = _fold(
+            q_rows, peak, total, acc, its_key, its_value, pages, k_stride, v_stride, whole, end, visible,
+            scale_log2, HEAD_DIM, PAGE_SIZE, BLOCK_N, False, True,
+        )  # fmt: skip
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     out_tile = row * (NUM_KV_HEADS * GROUP * HEAD_DIM) + out_head
     tl.store(out + out_tile[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=is_real[:, None])
 
 
-def launch_varlen(q: Tensor, out: Tensor, cache: LayerCache, metadata: AttentionMetadata, scale: float) -> None:
-    """Attend; see `AttentionBackend.attend`."""
+def launch_varlen(
+    q: Tensor,
+    out: Tensor,
+    cache: LayerCache,
+    metadata: AttentionMetadata,
+    scale: float,
+    new: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """Attend; see `AttentionBackend.attend`.
+
+    ``new``: keys and values of the step itself as they are in the cache, each [num_tokens, num_kv_heads, head_dim] with
+    whole heads from token to token; None reads all from the cache.
+    """
     num_tokens, num_heads, head_dim = out.shape
     num_reqs = metadata.num_reqs
     group = num_heads // cache.num_kv_heads
     padded_group = next_power_of_2(group)
     tiles = varlen_tiles(num_tokens=num_tokens, padded_group=padded_group, head_dim=head_dim, dtype=q.dtype)
     block_q = tiles.block_m // padded_group
-    jit_mark(f"varlen[{q.dtype},{num_heads},{cache.num_kv_heads},{head_dim},{cache.page_size},{tiles.block_m}]")
-    _varlen_kernel[(-(-num_tokens // block_q) + num_reqs, cache.num_kv_heads)](
-        q, out, cache.key, cache.value, metadata.block_tables, metadata.seq_lens, metadata.query_start,
-        q.stride(0) // head_dim, metadata.block_tables.stride(0), num_tokens, num_reqs, scale * LOG2_E,
+    new_key, new_value = (cache.key, cache.value) if new is None else new
+    jit_mark(
+        f"varlen[{q.dtype},{num_heads},{cache.num_kv_heads},{head_dim},{cache.page_size},{tiles.block_m},"
+        f"{new is not None}]"
+    )
+    _varlen_kernel[(cache.num_kv_heads, -(-num_tokens // block_q) + num_reqs)](
+        q, new_key, new_value, out, cache.key, cache.value, metadata.block_tables, metadata.seq_lens,
+        metadata.query_start, q.stride(0) // head_dim, new_key.stride(0) // head_dim,
+        new_value.stride(0) // head_dim, metadata.block_tables.stride(0), num_tokens, num_reqs, scale * LOG2_E,
         GROUP=group, PADDED_GROUP=padded_group, NUM_KV_HEADS=cache.num_kv_heads, HEAD_DIM=head_dim,
-        PAGE_SIZE=cache.page_size, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n,
+        PAGE_SIZE=cache.page_size, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, HAS_NEW=new is not None,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip

@@ -48,6 +48,7 @@ def _rotary_write_kernel(
     qkv,
     rotary,
     q_out,
+    k_out,
     key,
     value,
     q_norm,
@@ -85,6 +86,9 @@ def _rotary_write_kernel(
     k_high = tl.load(line + k_tile + HALF).to(tl.float32)
     k_low, k_high = norm_and_rotate(k_low, k_high, cos, sin, k_norm, eps, HEAD_DIM, HAS_NORM)
     slot = tl.load(slots + row).to(tl.int64) * (NUM_KV_HEADS * HEAD_DIM) + kv_head * HEAD_DIM
+    k_line = k_out + (row * NUM_KV_HEADS + kv_head) * HEAD_DIM + half[None, :]
+    tl.store(k_line, k_low.to(dtype))
+    tl.store(k_line + HALF, k_high.to(dtype))
     tl.store(key + slot + half[None, :], k_low.to(dtype))
     tl.store(key + slot + HALF + half[None, :], k_high.to(dtype))
     tl.store(value + slot + dims, tl.load(line + (NUM_HEADS + NUM_KV_HEADS + kv_head) * HEAD_DIM + dims))
@@ -105,25 +109,27 @@ def launch_rotary_write(
     qkv: Tensor,
     rotary: Tensor,
     q_out: Tensor,
+    k_out: Tensor,
     cache: LayerCache,
     metadata: AttentionMetadata,
     q_norm: Tensor | None,
     k_norm: Tensor | None,
     eps: float,
 ) -> None:
-    """Norm and rotate queries into ``q_out`` and keys into the cache; values go to the cache as they are.
+    """Norm and rotate queries into ``q_out``, keys into ``k_out`` and the cache; values go there as they are.
 
     Args:
         qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], contiguous.
         rotary: [num_tokens, head_dim] float32.
         q_out: [num_tokens, num_heads, head_dim], contiguous.
+        k_out: [num_tokens, num_kv_heads, head_dim], contiguous, in the dtype of the cache.
         q_norm, k_norm: [head_dim] weights, or None.
     """
     group = q_out.shape[1] // cache.num_kv_heads
     has_norm = q_norm is not None
     jit_mark(f"rotary_write[{qkv.dtype},{q_out.shape[1]},{cache.num_kv_heads},{cache.head_dim},{has_norm}]")
     _rotary_write_kernel[(qkv.shape[0], cache.num_kv_heads)](
-        qkv, rotary, q_out, cache.key, cache.value,
+        qkv, rotary, q_out, k_out, cache.key, cache.value,
         rotary if q_norm is None else q_norm, rotary if k_norm is None else k_norm,
         metadata.slot_mapping, eps,
         GROUP=group, PADDED_GROUP=next_power_of_2(group), NUM_KV_HEADS=cache.num_kv_heads,
