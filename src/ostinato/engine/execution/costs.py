@@ -19,6 +19,7 @@ from ostinato.engine.config import EngineConfig
 from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.graph_settings import graph_settings
 from ostinato.engine.kvcache import named_pages
+from ostinato.engine.models import ModelConfig
 from ostinato.engine.paging import pages_for
 from ostinato.engine.request import Request
 from ostinato.engine.scheduler import ScheduledBatch, ScheduledRequest
@@ -136,9 +137,9 @@ class StoredCosts:
         ForeignCostsError: its costs were measured elsewhere.
     """
 
-    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+    def __init__(self, config: EngineConfig, device: torch.device, model: ModelConfig) -> None:
         self._path = None if config.costs is None else Path(config.costs)
-        self.name = partition_name(config, device.type)
+        self.name = partition_name(config, device.type, model)
         self._origin = {
             "hardware": hardware_name(device),
             "model": config.model,
@@ -165,11 +166,11 @@ class StoredCosts:
             write_costs(self._path, self._tables, origin=self._origin)
 
 
-def partition_name(config: EngineConfig, device_type: str) -> str:
+def partition_name(config: EngineConfig, device_type: str, model: ModelConfig) -> str:
     """What tells the tables of one file apart: how graphs are made here, ``fx``, ``fx+inductor`` or, with shared
     executables, ``breakable+shared`` for example: those take longer to launch, also where nothing is switched."""
     support = get_attention_backend(config.attention, device_type).capture_support
-    settings = graph_settings(config, device_type)
+    settings = graph_settings(config, device_type, model)
     resolved = resolve_mode(ModeRequest.of(settings, support=support, device_type=device_type))
     name = resolved.partition.value
     if resolved.compiler is not Compiler.NONE:

@@ -45,7 +45,7 @@ class EngineGraphs:
 
     def __init__(self, loaded: LoadedModel, *, sinks: Sequence[Sink], progress: ProgressReporter | None) -> None:
         self._config = config = loaded.config
-        self._costs = StoredCosts(config, loaded.device)
+        self._costs = StoredCosts(config, loaded.device, loaded.model.config)
         self.partition = self._costs.name
         """How pieces are made, as files of costs name it."""
         self._manifest: CaptureManifest | None = None

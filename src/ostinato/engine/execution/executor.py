@@ -115,7 +115,7 @@ class Executor:
             max_num_batched_tokens=config.max_num_batched_tokens,
             vocab_size=model.vocab_size,
         )
-        settings = graph_settings(config, loaded.device.type)
+        settings = graph_settings(config, loaded.device.type, loaded.model.config)
         self._kv_tiers = settings.kv_tiers
         attention = self._attention = get_attention_backend(config.attention, loaded.device.type)
         self._planner = attention if isinstance(attention, PlanningAttentionBackend) else None

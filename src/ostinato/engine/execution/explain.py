@@ -108,7 +108,7 @@ def explain_step(
     resolved, settings = _settings(config, device.type, model, files, draft_length)
     live = query.live(resolved, settings.kv_tiers, tokens_a_decode=1 + draft_length)
     live = dataclasses.replace(live, num_active_loras=num_active_loras)
-    stored = StoredCosts(resolved, device)
+    stored = StoredCosts(resolved, device, model)
     if config.costs is not None and stored.table is None:
         there = "has no costs of" if Path(config.costs).exists() else "is not there to tell costs of"
         raise ConfigError(f"{config.costs} {there} partition {stored.name}", fix="add --measure to measure them now")
@@ -124,5 +124,5 @@ def _settings(
     resolved, _ = resolve_engine_config(
         config, "cuda" if device_type == "cuda" else "cpu", model.max_model_len, checkpoint_dtype(files)
     )
-    settings = graph_settings(resolved, device_type)
+    settings = graph_settings(resolved, device_type, model)
     return resolved, dataclasses.replace(settings, uniform_query_lens=(1 + draft_length,))

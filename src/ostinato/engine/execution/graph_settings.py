@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from ostinato.engine.config import EngineConfig
-from ostinato.engine.execution.sizes import MAX_CAPTURED_TOKENS, decode_sizes_for, kv_tiers_for, token_sizes_for
+from ostinato.engine.execution.sizes import decode_sizes_for, kv_tiers_for, max_captured_tokens, token_sizes_for
+from ostinato.engine.models import ModelConfig
 from ostinato.runtime import GraphConfig
 
 __all__ = ["graph_settings"]
 
 
-def graph_settings(config: EngineConfig, device_type: str) -> GraphConfig:
+def graph_settings(config: EngineConfig, device_type: str, model: ModelConfig) -> GraphConfig:
     """What `Graphed` is given for ``config``, which is resolved."""
     assert config.max_num_reqs and config.max_num_batched_tokens and config.max_model_len, "resolved"
     return GraphConfig(
@@ -21,7 +22,7 @@ def graph_settings(config: EngineConfig, device_type: str) -> GraphConfig:
         sizes=config.token_sizes or token_sizes_for(device_type, config.max_num_batched_tokens),
         decode_sizes=config.decode_sizes or decode_sizes_for(device_type, config.max_num_reqs),
         max_size=config.max_num_batched_tokens,
-        max_captured_size=MAX_CAPTURED_TOKENS,
+        max_captured_size=max_captured_tokens(model.layer_weights),
         max_num_reqs=config.max_num_reqs,
         kv_tiers=kv_tiers_for(config.attention, config.max_model_len),
         ownership=config.ownership,

@@ -145,7 +145,8 @@ def _measure(
 def _planned_keys(loaded: LoadedModel) -> list[GraphKey]:
     device_type = loaded.device.type
     support = get_attention_backend(loaded.config.attention, device_type).capture_support
-    return planned_keys(graph_settings(loaded.config, device_type), support=support, device_type=device_type)
+    settings = graph_settings(loaded.config, device_type, loaded.model.config)
+    return planned_keys(settings, support=support, device_type=device_type)
 
 
 def _with_samples(loaded: LoadedModel, planned: Iterable[GraphKey]) -> LoadedModel:

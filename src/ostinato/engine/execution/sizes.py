@@ -9,11 +9,26 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["MAX_CAPTURED_TOKENS", "decode_sizes_for", "kv_tiers_for", "token_sizes_for"]
+__all__ = ["decode_sizes_for", "kv_tiers_for", "max_captured_tokens", "token_sizes_for"]
 
-MAX_CAPTURED_TOKENS: Final = 2048
-"""Where the default ladder of mixed steps ends. On an H200 a step of 4,096 tokens gains 4 % by its graph, for which a
-1B model's pool would hold 0.3 GiB more."""
+# An H200 multiplies by a layer's weights for as long as the host launches its kernels, some 0.3 ms, when tokens times
+# weights are so many.
+_TOKENS_TIMES_WEIGHTS: Final = 1e11
+# Mixed steps up to here may be full graphs, which save more than launches.
+_MIN_CAPTURED_TOKENS: Final = 512
+# On an H200 a step of 4,096 tokens of a 1B model gains 4 % by its graph, for which the pool would hold 0.3 GiB more.
+_MAX_CAPTURED_TOKENS: Final = 2048
+
+
+def max_captured_tokens(layer_weights: int) -> int:
+    """Where the default ladder of mixed steps ends, for layers of so many weights.
+
+    Longer steps keep the device busy whoever launches their kernels: a graph saves nothing, and its padding costs.
+    """
+    size = _MIN_CAPTURED_TOKENS
+    while size < _MAX_CAPTURED_TOKENS and size * layer_weights < _TOKENS_TIMES_WEIGHTS:
+        size *= 2
+    return size
 
 
 def token_sizes_for(device_type: str, max_num_batched_tokens: int) -> tuple[int, ...] | None:

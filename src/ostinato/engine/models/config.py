@@ -44,6 +44,12 @@ class ModelConfig:
     """The output projection is the embedding."""
     traits: FamilyTraits
 
+    @property
+    def layer_weights(self) -> int:
+        """Weights of one layer's projections, each of which a token is multiplied by."""
+        attention = (2 * self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        return self.hidden_size * (attention + 3 * self.intermediate_size)
+
     @classmethod
     def from_hf(cls, hf: Mapping[str, Any]) -> ModelConfig:
         """Read a ``config.json``.

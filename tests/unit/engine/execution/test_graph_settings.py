@@ -8,6 +8,20 @@ import pytest
 
 from ostinato.engine.config import EngineConfig, resolve_engine_config
 from ostinato.engine.execution.graph_settings import graph_settings
+from ostinato.engine.models import ModelConfig
+
+LLAMA_1B = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+}
+LLAMA_8B = {**LLAMA_1B, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "head_dim": 128}
 
 
 @pytest.mark.parametrize(
@@ -23,4 +37,12 @@ from ostinato.engine.execution.graph_settings import graph_settings
 def test_a_second_warm_up_is_for_compilers(device: str, settings: dict[str, Any], runs: int) -> None:
     asked = EngineConfig(mode="full_and_piecewise", attention="torch", **settings)
     config, _ = resolve_engine_config(asked, device, 2048, "float32")
-    assert graph_settings(config, device).warm_up_runs == runs
+    assert graph_settings(config, device, ModelConfig.from_hf(LLAMA_1B)).warm_up_runs == runs
+
+
+@pytest.mark.parametrize(("hf", "weights", "largest"), [(LLAMA_1B, 60_817_408, 2048), (LLAMA_8B, 218_103_808, 512)])
+def test_the_ladder_ends_where_the_device_computes_longer_than_the_host_launches(hf, weights, largest) -> None:
+    model = ModelConfig.from_hf(hf)
+    config, _ = resolve_engine_config(EngineConfig(), "cuda", 2048, "bfloat16")
+    assert model.layer_weights == weights
+    assert graph_settings(config, "cuda", model).max_captured_size == largest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ostinato.engine.execution.sizes import decode_sizes_for, kv_tiers_for, token_sizes_for
+from ostinato.engine.execution.sizes import decode_sizes_for, kv_tiers_for, max_captured_tokens, token_sizes_for
 
 
 @pytest.mark.parametrize(
@@ -30,3 +30,8 @@ def test_a_gpu_leaves_it_to_the_runtime() -> None:
 def test_tiers_end_with_the_longest_context(longest: int, tiers: tuple[int, ...]) -> None:
     assert kv_tiers_for("torch", longest) == tiers
     assert kv_tiers_for("triton", longest) is None
+
+
+@pytest.mark.parametrize(("weights", "largest"), [(1, 2048), (49_000_000, 2048), (98_000_000, 1024), (10**9, 512)])
+def test_larger_layers_end_the_ladder_of_mixed_steps_earlier(weights: int, largest: int) -> None:
+    assert max_captured_tokens(weights) == largest
