@@ -351,7 +351,7 @@ class EngineLoop:
         """Deliver a step's tokens. Requests that are not watched are looked at only where one may be the last."""
         may_end, is_watched = self._looks(batch, result.chosen)
         requests, logprobs, updates = batch.sampling, result.logprobs, self._undelivered
-        at = (may_end | is_watched).nonzero()[0]
+        at = (may_end if is_watched is None else may_end | is_watched).nonzero()[0]
         if not len(at):
             return
         for index, token_id, is_due in zip(at.tolist(), result.chosen[at].tolist(), may_end[at].tolist(), strict=True):
@@ -361,23 +361,27 @@ class EngineLoop:
                 if update is not None:
                     updates.append(update)
 
-    def _looks(self, batch: ScheduledBatch, chosen: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """[num_sampling] whose token may be their last, as `natural_finish` then says, and who is watched.
+    def _looks(
+        self, batch: ScheduledBatch, chosen: NDArray[np.int64]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
+        """[num_sampling] whose token may be their last, as `natural_finish` then says, and who else is watched.
 
         Stop tokens of a request's own are not looked at here: it is watched.
         """
         decodes, num_decodes = batch.decodes, batch.num_decodes
-        others = np.ones(len(chosen) - num_decodes, dtype=np.bool_)
+        may_end = np.ones(len(chosen), dtype=np.bool_)
         if decodes is None:
-            return others, others
+            return may_end, None
         # The token that the step computed and the one that it chose; where the next step is launched, its token
         # counts as well.
-        may_end = decodes.starts + 3 >= decodes.roster.limits
-        is_watched = decodes.roster.is_watched
+        near = decodes.within(3)
+        may_end[:num_decodes] = False if near is None else near
         for token_id in self._eos_token_ids:
-            may_end |= chosen[:num_decodes] == token_id
-        if len(others):
-            return np.concatenate([may_end, others]), np.concatenate([is_watched, others])
+            may_end[:num_decodes] |= chosen[:num_decodes] == token_id
+        if not decodes.roster.has_watched:
+            return may_end, None
+        is_watched = np.zeros(len(chosen), dtype=np.bool_)
+        is_watched[:num_decodes] = decodes.roster.is_watched
         return may_end, is_watched
 
     def _fail(self, batch: ScheduledBatch, error: Exception) -> None:

@@ -43,7 +43,7 @@ class BatchWriter:
     def __init__(self, *, max_num_reqs: int, max_model_len: int, page_size: int, seed: int = 0) -> None:
         self._page_size = page_size
         self._tables = np.zeros((max_num_reqs, pages_for(max_model_len, page_size)), dtype=np.int32)
-        self._num_pages = np.zeros(max_num_reqs, dtype=np.int64)  # of the table, by row
+        self._capacities = np.zeros(max_num_reqs, dtype=np.int64)  # tokens that the pages of each row hold
         self._num_writes = 0
         self._changed_at = np.zeros(max_num_reqs, dtype=np.int64)  # the write in which the table's row changed last
         self._last_rows = np.zeros(0, dtype=np.int64)  # of the last batch
@@ -167,25 +167,21 @@ class BatchWriter:
         else:
             rows = np.array([self._entry(request, batch).row for request in decodes.roster.requests])
             self._known = decodes.roster, rows
-        starts, num_pages, newest_pages = decodes.starts, decodes.num_pages, decodes.newest_pages
-        num_known = self._num_pages[rows]
-        at = (num_known != num_pages).nonzero()[0]
+        starts, slots, capacities = decodes.starts, decodes.slots, decodes.capacities
+        is_short = starts >= capacities
+        if is_short.any():
+            first = int(is_short.argmax())
+            raise _no_slot(decodes.roster.requests[first], int(starts[first]))
+        at = (self._capacities[rows] != capacities).nonzero()[0]
         if len(at):
-            is_one = num_known[at] + 1 == num_pages[at]
+            is_one = self._capacities[rows[at]] + self._page_size == capacities[at]
             for index in at[~is_one].tolist():
                 self._take_pages(int(rows[index]), decodes.roster.requests[index])
             at = at[is_one]
             changed = rows[at]
-            self._tables[changed, num_known[at]] = newest_pages[at]
+            self._tables[changed, starts[at] // self._page_size] = slots[at] // self._page_size
             self._changed_at[changed] = self._num_writes
-            self._num_pages[changed] = num_pages[at]
-        # The token of a decode stands in its newest page.
-        offsets = starts - (num_pages - 1) * self._page_size
-        is_outside = offsets.view(np.uint64) >= self._page_size  # below 0 too
-        if is_outside.any():
-            first = int(is_outside.argmax())
-            raise _no_slot(decodes.roster.requests[first], int(starts[first]))
-        slots = newest_pages * self._page_size + offsets
+            self._capacities[changed] = capacities[at]
         is_fed = decodes.num_pending > 0
         return rows, starts + 1, starts, slots, self._ones[: len(rows)], decodes.token_ids * ~is_fed, is_fed
 
@@ -198,9 +194,10 @@ class BatchWriter:
         are_fed: list[bool] = []
         for request, start, num_new, samples, _ in batch.others:
             entry = self._entry(request, batch)
-            if self._num_pages[entry.row] != len(request.pages):
+            capacity = len(request.pages) * self._page_size
+            if self._capacities[entry.row] != capacity:
                 self._take_pages(entry.row, request)
-            if start + num_new > len(request.pages) * self._page_size:
+            if start + num_new > capacity:
                 raise _no_slot(request, start + num_new - 1)
             is_fed = samples and request.num_pending_tokens > 0
             if num_new > 1 or not is_fed:
@@ -223,9 +220,9 @@ class BatchWriter:
 
     def _take_pages(self, row: int, request: Request) -> None:
         """Add the pages that a request got since its row was written."""
-        num_known, num_pages = int(self._num_pages[row]), len(request.pages)
+        num_known, num_pages = int(self._capacities[row]) // self._page_size, len(request.pages)
         self._tables[row, num_known:num_pages] = request.pages[num_known:]
-        self._num_pages[row] = num_pages
+        self._capacities[row] = num_pages * self._page_size
         self._changed_at[row] = self._num_writes
 
     def _entry(self, request: Request, batch: ScheduledBatch) -> _Entry:
@@ -247,7 +244,7 @@ class BatchWriter:
         else:
             row = known.row
         self._tables[row] = 0
-        self._num_pages[row] = 0  # all of them follow in the same write
+        self._capacities[row] = 0  # all of them follow in the same write
         entry = self._entries[request] = _Entry(row, request.num_preemptions)
         return entry
 

@@ -82,10 +82,10 @@ class LaunchedSteps:
         rest: Sequence[int] = range(batch.num_decodes, len(batch.sampling))
         if batch.decodes is not None:
             roster, num_decodes = batch.decodes.roster, batch.num_decodes
-            is_here = self._decodes.is_here(roster)
-            if is_here.all():
+            if self._decodes.are_all_here(roster):
                 self._decodes.read(roster.slots, token_ids[:num_decodes])
             else:
+                is_here = self._decodes.is_here(roster)
                 at = is_here.nonzero()[0]
                 self._decodes.read(roster.slots[at], token_ids[at])
                 rest = [*(~is_here).nonzero()[0].tolist(), *rest]
