@@ -108,7 +108,7 @@ class DecodeRows:
         column: NDArray[np.int64] = self.columns[number]
         return column
 
-    @cached_property
+    @property
     def are_full(self) -> NDArray[np.bool_] | None:
         """[num] who has all the tokens that it may have, pending ones too; None for nobody."""
         return self.within(1)
