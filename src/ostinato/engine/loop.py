@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from ostinato.engine.request import FinishReason, Request, TokenLogprobs, natural_finish
-from ostinato.engine.sampling import PendingSample, SampleResult
+from ostinato.engine.sampling import CopyRing, PendingSample, SampleResult
 from ostinato.engine.scheduler import Deadlines, ScheduledBatch, Scheduler
 from ostinato.engine.step_errors import engine_dead, leaves_device_usable, step_failed, with_cause
 from ostinato.engine.text import TextState, Tokenizer
@@ -161,6 +161,7 @@ class EngineLoop:
         self._max_model_len = max_model_len
         self._overlap = overlap
         self._in_flight: deque[_InFlight] = deque()  # oldest first
+        self._copies = CopyRing()  # for their tokens
         self.host_time = HostTime()
         self._read_at = 0.0  # when the tokens of a step were read last
         self._bus = bus or EventBus()
@@ -289,7 +290,12 @@ class EngineLoop:
             sample = None
             if batch.sampling:
                 sample = PendingSample(
-                    output.token_ids, output.logits, batch.sampling, output.errors, is_plain=batch.is_plain
+                    output.token_ids,
+                    output.logits,
+                    batch.sampling,
+                    output.errors,
+                    is_plain=batch.is_plain,
+                    ring=self._copies,
                 )
         except Exception as error:
             if leaves_device_usable(error):
@@ -324,6 +330,7 @@ class EngineLoop:
             self._fail(batch, error)
             return
         self._in_flight.popleft()
+        step.sample.release()  # not before: a step whose reading is interrupted is read again
         now = time.perf_counter()
         self.host_time.waiting_seconds += now - began
         if step.labels is not None:
