@@ -376,13 +376,15 @@ class EngineLoop:
         Stop tokens of a request's own are not looked at here: it is watched.
         """
         decodes, num_decodes = batch.decodes, batch.num_decodes
-        may_end = np.ones(len(chosen), dtype=np.bool_)
+        may_end = np.zeros(len(chosen), dtype=np.bool_)
+        may_end[num_decodes:] = True
         if decodes is None:
             return may_end, None
         # The token that the step computed and the one that it chose; where the next step is launched, its token
         # counts as well.
         near = decodes.within(3)
-        may_end[:num_decodes] = False if near is None else near
+        if near is not None:
+            may_end[:num_decodes] = near
         for token_id in self._eos_token_ids:
             may_end[:num_decodes] |= chosen[:num_decodes] == token_id
         if not decodes.roster.has_watched:

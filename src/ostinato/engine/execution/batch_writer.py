@@ -73,13 +73,14 @@ class BatchWriter:
         if not num_steady:
             self._places.fill(0)
             self._places[self._last_rows] = self._counting[1 : len(self._last_rows) + 1]
-        table_rows, ends, positions, slots, lengths, token_ids, is_fed = self._columns(batch)
+        table_rows, ends, positions, slots, lengths, token_ids, num_pending = self._columns(batch)
         _fill(arrays["positions"], positions, tail=0)
         _fill(arrays["slot_mapping"], slots, tail=0)
         _fill(arrays["seq_lens"], ends, tail=0)
         self._write_tables(arrays["block_tables"], kept, table_rows)
         to_build: list[RowToBuild] = []
         if not num_steady or num_steady != kept.num_steady:
+            is_fed = num_pending > 0
             sources = self._counting[1 : num_steady + 1] if num_steady else self._places[table_rows] * is_fed
             assert np.array_equal(sources > 0, is_fed), "a pending token was sampled in the step before"
             self._write_rows(arrays, lengths, token_ids, sources, num_tokens=batch.num_tokens)
@@ -100,8 +101,9 @@ class BatchWriter:
         if decodes is None or batch.others or known is None:
             return 0
         roster, rows = known
-        is_same = decodes.roster is roster and self._last_rows is rows
-        return len(rows) if is_same and roster.are_all_plain and decodes.num_pending.all() else 0
+        if decodes.roster is not roster or self._last_rows is not rows or not roster.are_all_plain:
+            return 0
+        return len(rows) if np.count_nonzero(decodes.num_pending) == len(rows) else 0
 
     def _write_tables(self, tables: NDArray[np.int32], kept: _Kept, table_rows: _Ints) -> None:
         """The rows of page numbers that ``tables`` does not hold as they are now."""
@@ -136,7 +138,7 @@ class BatchWriter:
             last_rows = query_ends - 1
             token_sources = np.zeros(num_tokens, dtype=np.int64)
             token_sources[last_rows] = sources
-        _fill(arrays["input_ids"], token_ids, tail=0)
+        _fill(arrays["input_ids"], token_ids * (token_sources == 0), tail=0)
         _fill(arrays["feed_rows"], token_sources, tail=0)
         _fill(arrays["sampled_rows"], last_rows, tail=0)
         query_start = arrays["query_start"]
@@ -148,7 +150,8 @@ class BatchWriter:
 
         Returns:
             table rows and tokens after the step [num_reqs], positions and slots of the cache [num_tokens], numbers of
-            tokens [num_reqs], their ids [num_tokens; 0 for one that is fed], and whose token is fed [num_reqs].
+            tokens [num_reqs], their ids [num_tokens; any for one that is fed], and more than 0 for whose newest token
+            is fed [num_reqs].
 
         Raises:
             PageIntegrityError: a token has no page.
@@ -169,21 +172,19 @@ class BatchWriter:
             self._known = decodes.roster, rows
         starts, slots, capacities = decodes.starts, decodes.slots, decodes.capacities
         is_short = starts >= capacities
-        if is_short.any():
+        if np.count_nonzero(is_short):
             first = int(is_short.argmax())
             raise _no_slot(decodes.roster.requests[first], int(starts[first]))
         at = (self._capacities[rows] != capacities).nonzero()[0]
         if len(at):
-            is_one = self._capacities[rows[at]] + self._page_size == capacities[at]
-            for index in at[~is_one].tolist():
-                self._take_pages(int(rows[index]), decodes.roster.requests[index])
-            at = at[is_one]
             changed = rows[at]
-            self._tables[changed, starts[at] // self._page_size] = slots[at] // self._page_size
+            known, now = self._capacities[changed], capacities[at]
+            for index in at[known + self._page_size != now].tolist():  # more than the page of the new token
+                self._take_pages(int(rows[index]), decodes.roster.requests[index])
+            self._tables[changed, now // self._page_size - 1] = slots[at] // self._page_size
             self._changed_at[changed] = self._num_writes
-            self._capacities[changed] = capacities[at]
-        is_fed = decodes.num_pending > 0
-        return rows, starts + 1, starts, slots, self._ones[: len(rows)], decodes.token_ids * ~is_fed, is_fed
+            self._capacities[changed] = now
+        return rows, starts + 1, starts, slots, self._ones[: len(rows)], decodes.token_ids, decodes.num_pending
 
     def _other_columns(self, batch: ScheduledBatch) -> tuple[NDArray[Any], ...]:
         """Of the other requests, one by one."""
@@ -191,7 +192,7 @@ class BatchWriter:
         starts: list[int] = []
         lengths: list[int] = []
         token_ids: list[int] = []
-        are_fed: list[bool] = []
+        num_pending: list[int] = []
         for request, start, num_new, samples, _ in batch.others:
             entry = self._entry(request, batch)
             capacity = len(request.pages) * self._page_size
@@ -207,7 +208,7 @@ class BatchWriter:
             table_rows.append(entry.row)
             starts.append(start)
             lengths.append(num_new)
-            are_fed.append(is_fed)
+            num_pending.append(int(is_fed))
         rows, firsts, counts = (np.array(each, dtype=np.int64) for each in (table_rows, starts, lengths))
         ends = firsts + counts
         owners = np.repeat(rows, counts)
@@ -215,8 +216,8 @@ class BatchWriter:
         page_numbers = positions // self._page_size
         pages = self._tables[owners, page_numbers].astype(np.int64)
         slots = pages * self._page_size + positions - page_numbers * self._page_size
-        ids, is_fed_column = np.array(token_ids, dtype=np.int64), np.array(are_fed, dtype=np.bool_)
-        return rows, ends, positions, slots, counts, ids, is_fed_column
+        ids, pending = (np.array(each, dtype=np.int64) for each in (token_ids, num_pending))
+        return rows, ends, positions, slots, counts, ids, pending
 
     def _take_pages(self, row: int, request: Request) -> None:
         """Add the pages that a request got since its row was written."""
