@@ -64,7 +64,7 @@ class WritingExecutor:
             page_size=PAGE_SIZE,
         )
         self._num_reqs = num_reqs
-        self._by_tokens: dict[int, dict[str, torch.Tensor]] = {}
+        self._by_place: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
         self._answers = torch.randint(FIRST_ID, LAST_ID, (61, num_reqs), generator=torch.Generator().manual_seed(0))
         self._logits = torch.zeros(num_reqs, 8)
         self.num_steps = 0
@@ -81,15 +81,17 @@ class WritingExecutor:
         return SimpleNamespace(logits=self._logits[:num], token_ids=token_ids, errors={}, labels=None)
 
     def _host(self, num_tokens: int) -> dict[str, torch.Tensor]:
-        if num_tokens not in self._by_tokens:
+        """Two memories in turn, as a device has them."""
+        place = num_tokens, self.num_steps % 2
+        if place not in self._by_place:
             sizes = {"num_tokens": num_tokens, "num_reqs": self._num_reqs}
-            self._by_tokens[num_tokens] = _HostSlots(
+            self._by_place[place] = _HostSlots(
                 {
                     name: torch.zeros((slot.rows(sizes), *slot.shape[1:]), dtype=slot.dtype)
                     for name, slot in self._slots.items()
                 }
             )
-        return self._by_tokens[num_tokens]
+        return self._by_place[place]
 
 
 def measure(num_reqs: int, tokenizer: Tokenizer | None, *, is_streamed: bool, num_chunks: int) -> dict[str, Any]:

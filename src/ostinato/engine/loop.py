@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from ostinato.engine.request import FinishReason, Request, TokenLogprobs, natural_finish
-from ostinato.engine.sampling import PendingSample, SampleResult
+from ostinato.engine.sampling import CopyRing, PendingSample, SampleResult
 from ostinato.engine.scheduler import Deadlines, ScheduledBatch, Scheduler
 from ostinato.engine.step_errors import engine_dead, leaves_device_usable, step_failed, with_cause
 from ostinato.engine.text import TextState, Tokenizer
@@ -161,6 +161,7 @@ class EngineLoop:
         self._max_model_len = max_model_len
         self._overlap = overlap
         self._in_flight: deque[_InFlight] = deque()  # oldest first
+        self._copies = CopyRing()  # for their tokens
         self.host_time = HostTime()
         self._read_at = 0.0  # when the tokens of a step were read last
         self._bus = bus or EventBus()
@@ -289,7 +290,12 @@ class EngineLoop:
             sample = None
             if batch.sampling:
                 sample = PendingSample(
-                    output.token_ids, output.logits, batch.sampling, output.errors, is_plain=batch.is_plain
+                    output.token_ids,
+                    output.logits,
+                    batch.sampling,
+                    output.errors,
+                    is_plain=batch.is_plain,
+                    ring=self._copies,
                 )
         except Exception as error:
             if leaves_device_usable(error):
@@ -324,6 +330,7 @@ class EngineLoop:
             self._fail(batch, error)
             return
         self._in_flight.popleft()
+        step.sample.release()  # not before: a step whose reading is interrupted is read again
         now = time.perf_counter()
         self.host_time.waiting_seconds += now - began
         if step.labels is not None:
@@ -351,7 +358,7 @@ class EngineLoop:
         """Deliver a step's tokens. Requests that are not watched are looked at only where one may be the last."""
         may_end, is_watched = self._looks(batch, result.chosen)
         requests, logprobs, updates = batch.sampling, result.logprobs, self._undelivered
-        at = (may_end | is_watched).nonzero()[0]
+        at = (may_end if is_watched is None else may_end | is_watched).nonzero()[0]
         if not len(at):
             return
         for index, token_id, is_due in zip(at.tolist(), result.chosen[at].tolist(), may_end[at].tolist(), strict=True):
@@ -361,23 +368,29 @@ class EngineLoop:
                 if update is not None:
                     updates.append(update)
 
-    def _looks(self, batch: ScheduledBatch, chosen: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """[num_sampling] whose token may be their last, as `natural_finish` then says, and who is watched.
+    def _looks(
+        self, batch: ScheduledBatch, chosen: NDArray[np.int64]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
+        """[num_sampling] whose token may be their last, as `natural_finish` then says, and who else is watched.
 
         Stop tokens of a request's own are not looked at here: it is watched.
         """
         decodes, num_decodes = batch.decodes, batch.num_decodes
-        others = np.ones(len(chosen) - num_decodes, dtype=np.bool_)
+        may_end = np.zeros(len(chosen), dtype=np.bool_)
+        may_end[num_decodes:] = True
         if decodes is None:
-            return others, others
+            return may_end, None
         # The token that the step computed and the one that it chose; where the next step is launched, its token
         # counts as well.
-        may_end = decodes.starts + 3 >= decodes.roster.limits
-        is_watched = decodes.roster.is_watched
+        near = decodes.within(3)
+        if near is not None:
+            may_end[:num_decodes] = near
         for token_id in self._eos_token_ids:
-            may_end |= chosen[:num_decodes] == token_id
-        if len(others):
-            return np.concatenate([may_end, others]), np.concatenate([is_watched, others])
+            may_end[:num_decodes] |= chosen[:num_decodes] == token_id
+        if not decodes.roster.has_watched:
+            return may_end, None
+        is_watched = np.zeros(len(chosen), dtype=np.bool_)
+        is_watched[:num_decodes] = decodes.roster.is_watched
         return may_end, is_watched
 
     def _fail(self, batch: ScheduledBatch, error: Exception) -> None:

@@ -207,13 +207,17 @@ def test_tokens_that_cannot_be_read_end_their_step(
     assert joined(found["c"])[1:] == ([5, 6], FinishReason.LENGTH)
 
 
-def test_an_interrupted_read_is_read_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_through", [False, True], ids=["before", "after"])
+def test_an_interrupted_read_is_read_again(bench: Bench, monkeypatch: pytest.MonkeyPatch, is_through: bool) -> None:
+    """Also where the values were there already: the memory of their copy is not another step's yet."""
     read, num_reads = PendingSample.read, 0
 
     def interrupted_once(self: PendingSample) -> Any:
         nonlocal num_reads
         num_reads += 1
         if num_reads == 2:
+            if is_through:
+                read(self)
             raise KeyboardInterrupt
         return read(self)
 

@@ -150,6 +150,7 @@ class Executor:
         self._sampling_head = SamplingHead(max_rows=config.max_num_reqs, device=loaded.device)
         with torch.inference_mode(False):
             self._last_ids = torch.zeros(config.max_num_reqs + 1, dtype=torch.int64, device=loaded.device)
+        self._chosen: dict[int, Tensor] = {}  # the first of them, by their number: a slice costs a step some us
         self._seed = config.seed
         self._writer = self._new_writer()
         self.graphed = Graphed(
@@ -303,7 +304,9 @@ class Executor:
         self.plan_attention(batch, host["block_tables"], graph_num_reqs=graph_num_reqs)
         taken = [decision]  # another one where its graph reads what has moved
         num_sampling = len(batch.sampling)
-        token_ids = self._last_ids[1 : 1 + num_sampling]
+        token_ids = self._chosen.get(num_sampling)
+        if token_ids is None:
+            token_ids = self._chosen[num_sampling] = self._last_ids[1 : 1 + num_sampling]
         with torch.inference_mode():
             if to_build:
                 build_rows(self._token_counts, to_build, self._last_ids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ostinato.engine.request import TokenLogprobs
 from ostinato.engine.sampling.choose import choose_tokens
 from ostinato.engine.sampling.greedy import choose_greedy
+from ostinato.engine.sampling.host_copy import CopyRing
 from ostinato.engine.sampling.mass import mass_bits
 from ostinato.engine.sampling.pending_sample import PendingSample, SampleResult
 from ostinato.engine.sampling.processors import apply_processors
@@ -12,6 +13,7 @@ from ostinato.engine.sampling.settings import NUM_SETTINGS, Setting, SettingsTab
 from ostinato.engine.sampling.token_counts import RowToBuild, allocate_counts, build_rows
 
 __all__ = [
+    "CopyRing",
     "NUM_SETTINGS",
     "PendingSample",
     "RowToBuild",

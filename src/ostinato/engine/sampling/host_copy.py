@@ -1,33 +1,60 @@
-"""A device tensor on its way to the host: the copy is started now and read when it is needed.
+"""Device tensors on their way to the host: a copy is started now and read when it is needed.
 
-On CUDA into pinned memory, behind an event. The memory comes from torch's caching host allocator, which hands a
-block out again only when its copies have run, so a copy that is still pending is never written over. On the CPU
-it is a plain copy. Called by `PendingSample`.
+On CUDA into pinned memory, behind an event. `HostCopy` holds one copy, in memory of its own; a `CopyRing` keeps the
+memory and the event of a copy that was used for the next one, since making them costs a step more than the copy. One
+that is never given back is never written over, and torch's caching host allocator hands its memory out again only
+when the copy has run. Called by `PendingSample`.
 """
 
 from __future__ import annotations
 
 import torch
 
-__all__ = ["HostCopy"]
+__all__ = ["CopyRing", "HostCopy"]
 
 
 class HostCopy:
     """The values that ``tensor`` has at this point of the current stream, whatever is written to it later."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._event: torch.Event | None = None
-        if tensor.is_cuda:
-            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-            self._host.copy_(tensor, non_blocking=True)
-            self._event = torch.Event(tensor.device)  # torch.cuda.Event looks the current stream up in Python
+        with torch.inference_mode(False):  # wherever it is made, it can be written everywhere
+            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        # torch.cuda.Event looks the current stream up in Python.
+        self._event = torch.Event(tensor.device) if tensor.is_cuda else None
+        self.start(tensor)
+
+    def start(self, tensor: torch.Tensor) -> None:
+        """Copy ``tensor``, which is like the first; the values of the copy before were read and are not needed."""
+        self._host.copy_(tensor, non_blocking=True)
+        if self._event is not None:
             self._event.record()
-        else:
-            self._host = tensor.clone()
 
     def read(self) -> torch.Tensor:
-        """The values, on the CPU; waits until they are there."""
+        """The values, on the CPU; waits until they are there. They hold until the next `start`."""
         if self._event is not None:
             self._event.synchronize()
-            self._event = None
         return self._host
+
+
+class CopyRing:
+    """Copies of vectors of one dtype and device, such as the tokens of each step. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._length = -1
+        self._idle: list[HostCopy] = []  # of that length; steps in a row are of as many requests, or nearly always so
+
+    def start(self, vector: torch.Tensor) -> HostCopy:
+        """Begin to copy ``vector``, [num]."""
+        if len(vector) != self._length:
+            self._length = len(vector)
+            self._idle.clear()
+        if not self._idle:
+            return HostCopy(vector)
+        copy = self._idle.pop()
+        copy.start(vector)
+        return copy
+
+    def give_back(self, copy: HostCopy) -> None:
+        """Take the memory of a copy from `start` that was read, once, when nobody will read it again."""
+        if len(copy.read()) == self._length:
+            self._idle.append(copy)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ostinato.engine.request import Request, TokenLogprobs
 from ostinato.engine.sampling.greedy import NO_TOKEN
-from ostinato.engine.sampling.host_copy import HostCopy
+from ostinato.engine.sampling.host_copy import CopyRing
 from ostinato.engine.sampling.logprobs import PendingLogprobs, start_logprobs
 from ostinato.errors import EngineError
 
@@ -53,6 +53,7 @@ class PendingSample:
         requests: row owners. Only their params and token ids are read; nothing is changed.
         errors: request id -> why it has no token, where that is known already.
         is_plain: nobody asks for log-probabilities, as the caller knows without a look at each.
+        ring: memory for the tokens, of whoever reads many in turn.
 
     Raises:
         EngineError: the logits or the tokens do not match the requests.
@@ -66,12 +67,14 @@ class PendingSample:
         errors: Mapping[str, EngineError] | None = None,
         *,
         is_plain: bool = False,
+        ring: CopyRing | None = None,
     ) -> None:
         num_reqs = len(requests)
         if logits.ndim != 2 or logits.shape[0] != num_reqs or token_ids.shape != (num_reqs,):
             expected, got = f"[{num_reqs}, vocab] and [{num_reqs}]", f"{list(logits.shape)} and {list(token_ids.shape)}"
             raise EngineError("logits and tokens do not match the requests", expected=expected, got=got)
-        self._copy = HostCopy(token_ids)
+        self._ring = CopyRing() if ring is None else ring
+        self._copy = self._ring.start(token_ids)
         self._logprobs: PendingLogprobs | None = None
         if not is_plain:
             with torch.no_grad():
@@ -80,8 +83,9 @@ class PendingSample:
         self._errors = errors or {}
 
     def read(self) -> SampleResult:
-        """The tokens, waiting for the device if need be. A request without one is in ``errors``."""
-        chosen: NDArray[np.int64] = self._copy.read().numpy()
+        """The tokens, waiting for the device if need be; again, if asked again. A request without one is in
+        ``errors``."""
+        chosen: NDArray[np.int64] = self._copy.read().numpy().copy()
         errors: dict[str, EngineError] = {}
         for row in (chosen == NO_TOKEN).nonzero()[0].tolist():
             request = self._requests[row]
@@ -90,6 +94,10 @@ class PendingSample:
         if self._logprobs is not None:
             logprobs = self._logprobs.read(chosen.tolist())
         return SampleResult(chosen=chosen, logprobs=logprobs, errors=errors)
+
+    def release(self) -> None:
+        """Let the ring have the memory; call it once at most, when the tokens are read and will not be again."""
+        self._ring.give_back(self._copy)
 
 
 def _not_finite(request: Request) -> EngineError:

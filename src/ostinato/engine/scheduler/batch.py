@@ -1,7 +1,8 @@
 """What one step computes, as decided by the scheduler.
 
 Values only. They are fixed at scheduling time, so they stay true while the requests move on. Read by
-execution (to build tensors and choose a graph) and by the loop (to deliver tokens).
+execution (to build tensors and choose a graph) and by the loop (to deliver tokens). What every step asks for is worked
+out without a cache where all decode: making one takes longer.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
+
+import numpy as np
 
 from ostinato.engine.request import Request
 from ostinato.engine.scheduler.decode_rows import DecodeRows
@@ -70,21 +73,32 @@ class ScheduledBatch:
     def num_reqs(self) -> int:
         return self.num_decodes + len(self.others)
 
-    @cached_property
+    @property
     def num_tokens(self) -> int:
+        if not self.others:
+            return self.num_decodes
         return self.num_decodes + sum(item.num_new_tokens for item in self.others)
 
-    @cached_property
+    @property
     def requests(self) -> tuple[Request, ...]:
         """All requests of the step."""
-        decoding = () if self.decodes is None else self.decodes.roster.requests
-        return decoding + tuple([item.request for item in self.others]) if self.others else decoding
+        return self._with_others if self.others else self._decoding
+
+    @property
+    def _decoding(self) -> tuple[Request, ...]:
+        return () if self.decodes is None else self.decodes.roster.requests
 
     @cached_property
+    def _with_others(self) -> tuple[Request, ...]:
+        return self._decoding + tuple([item.request for item in self.others])
+
+    @property
     def sampling(self) -> tuple[Request, ...]:
         """The requests that get a token: the first of all."""
-        if not self.others:
-            return self.requests
+        return self._sampling if self.others else self._decoding
+
+    @cached_property
+    def _sampling(self) -> tuple[Request, ...]:
         num_sampling = sum(item.samples for item in self.others)
         assert all(item.samples for item in self.others[:num_sampling]), "only the youngest can be in mid-prompt"
         return self.requests[: self.num_decodes + num_sampling]
@@ -100,20 +114,20 @@ class ScheduledBatch:
         decoding = [] if self.decodes is None else (self.decodes.starts + 1).tolist()
         return decoding + [item.end for item in self.others]
 
-    @cached_property
+    @property
     def longest(self) -> int:
         """The largest of `ends`."""
-        decoding = 0 if self.decodes is None else int(self.decodes.starts.max()) + 1
-        return max(decoding, max((item.end for item in self.others), default=0))
+        decoding = 0 if self.decodes is None else int(np.maximum.reduce(self.decodes.starts)) + 1
+        return max(decoding, max(item.end for item in self.others)) if self.others else decoding
 
-    @cached_property
+    @property
     def is_plain(self) -> bool:
         """True when every request that samples takes the largest logit and asks for nothing more."""
         if self.decodes is not None and not self.decodes.roster.are_all_plain:
             return False
-        return all(request.is_plain for request in self.sampling[self.num_decodes :])
+        return not self.others or all(request.is_plain for request in self.sampling[self.num_decodes :])
 
-    @cached_property
+    @property
     def uniform_query_len(self) -> int | None:
         """New tokens per request when every item is a decode and all have as many; else None."""
         if not self.others:

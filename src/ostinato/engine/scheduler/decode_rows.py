@@ -52,6 +52,11 @@ class Roster:
         """Whether all are plain."""
         return bool(self.is_plain.all())
 
+    @cached_property
+    def has_watched(self) -> bool:
+        """Whether somebody is watched."""
+        return bool(self.is_watched.any())
+
 
 @dataclass(frozen=True, eq=False)
 class DecodeRows:
@@ -60,17 +65,19 @@ class DecodeRows:
     Attributes:
         roster: whose rows they are.
         columns: [5, num] int64: what the properties name, in their order. Nobody writes to it.
+        least_left: nobody has fewer tokens left than that, from ``starts`` to the limit.
     """
 
     roster: Roster
     columns: NDArray[np.int64]
+    least_left: int
 
     def __len__(self) -> int:
         return len(self.roster.requests)
 
     def take(self, at: NDArray[np.int64]) -> DecodeRows:
         """Those at the places ``at``."""
-        return DecodeRows(self.roster.take(at), self.columns[:, at])
+        return DecodeRows(self.roster.take(at), self.columns[:, at], self.least_left)
 
     @property
     def starts(self) -> NDArray[np.int64]:
@@ -83,26 +90,32 @@ class DecodeRows:
         return self._column(1)
 
     @property
-    def token_ids(self) -> NDArray[np.int64]:
-        """[num] the newest token that the host knows: the new one, if none is pending."""
+    def slots(self) -> NDArray[np.int64]:
+        """[num] slot of the cache for the new token, in the last page of each, where that has room."""
         return self._column(2)
 
     @property
-    def num_pages(self) -> NDArray[np.int64]:
-        """[num] pages of each."""
+    def token_ids(self) -> NDArray[np.int64]:
+        """[num] the newest token that the host knows: the new one, if none is pending."""
         return self._column(3)
 
     @property
-    def newest_pages(self) -> NDArray[np.int64]:
-        """[num] the last page of each."""
+    def capacities(self) -> NDArray[np.int64]:
+        """[num] tokens that the pages of each hold."""
         return self._column(4)
 
     def _column(self, number: int) -> NDArray[np.int64]:
         column: NDArray[np.int64] = self.columns[number]
         return column
 
-    @cached_property
+    @property
     def are_full(self) -> NDArray[np.bool_] | None:
         """[num] who has all the tokens that it may have, pending ones too; None for nobody."""
-        are_full: NDArray[np.bool_] = self.starts + 1 >= self.roster.limits
-        return are_full if are_full.any() else None
+        return self.within(1)
+
+    def within(self, num_tokens: int) -> NDArray[np.bool_] | None:
+        """[num] who has at most so many tokens left, from ``starts`` to the limit; None for nobody."""
+        if self.least_left > num_tokens:
+            return None
+        are_near: NDArray[np.bool_] = self.starts + num_tokens >= self.roster.limits
+        return are_near if are_near.any() else None

@@ -31,10 +31,12 @@ class DecodeTable:
     Args:
         max_num_reqs: how many there may be.
         max_num_tokens: of a request; one that has as many gets no other.
+        page_size: tokens a page.
     """
 
-    def __init__(self, *, max_num_reqs: int, max_num_tokens: int) -> None:
+    def __init__(self, *, max_num_reqs: int, max_num_tokens: int, page_size: int) -> None:
         self._max_num_tokens = max_num_tokens
+        self._page_size = page_size
         self._slots: dict[Request, int] = {}  # in running order: whoever joins is the youngest in decode
         self._free = list(range(max_num_reqs))
         self._owners: list[Request | None] = [None] * max_num_reqs
@@ -48,8 +50,9 @@ class DecodeTable:
         self._is_plain = np.zeros(max_num_reqs, dtype=np.bool_)
         # One array, so that a step takes all of them in one go; free rows hold anything.
         self._columns = np.zeros((5, max_num_reqs), dtype=np.int64)
-        self._num_computed, self._num_pending, self._newest, self._num_pages, self._newest_pages = self._columns
-        self._counts = self._columns[:2]  # a launch adds one to both
+        self._num_computed, self._num_pending, self._next_slots, self._newest, self._capacities = self._columns
+        self._counts = self._columns[:3]  # a launch adds one to each
+        self._least_left = 0  # see `DecodeRows`, of the roster
         self._gathered = np.zeros((max_num_reqs, _BLOCK), dtype=np.int64)
         self._num_gathered = np.zeros(max_num_reqs, dtype=np.int64)
         self._turn = 0
@@ -73,6 +76,8 @@ class DecodeTable:
                 is_watched=self._is_watched[slots],
                 is_plain=self._is_plain[slots],
             )
+            left = self._roster.limits - self._num_computed[slots]
+            self._least_left = int(left.min(initial=self._max_num_tokens))
         return self._roster
 
     @property
@@ -84,7 +89,11 @@ class DecodeTable:
 
     def rows_of(self, roster: Roster) -> DecodeRows:
         """`rows` of some, all of whom are here."""
-        return DecodeRows(roster, self._columns.take(roster.slots, axis=1))
+        return DecodeRows(roster, self._columns.take(roster.slots, axis=1), self._least_left)
+
+    def are_all_here(self, roster: Roster) -> bool:
+        """Whether each row is still its request's."""
+        return roster is self._roster or bool(self.is_here(roster).all())
 
     def is_here(self, roster: Roster) -> NDArray[np.bool_]:
         """[len(roster)] whose row is still their own."""
@@ -101,8 +110,10 @@ class DecodeTable:
         self._is_watched[slot] = request.is_watched
         self._is_plain[slot] = request.is_plain
         newest = (request.output_token_ids or request.prompt_token_ids)[-1]
-        counts = request.num_computed_tokens, request.num_pending_tokens
-        self._columns[:, slot] = *counts, newest, len(request.pages), request.pages[-1]
+        start, num_pages = request.num_computed_tokens, len(request.pages)
+        next_slot = request.pages[-1] * self._page_size + start - (num_pages - 1) * self._page_size
+        columns = start, request.num_pending_tokens, next_slot, newest, num_pages * self._page_size
+        self._columns[:, slot] = columns
         self._num_gathered[slot] = 0
         self._slots[request], self._owners[slot] = slot, request
         self._shown.append(request)
@@ -120,12 +131,13 @@ class DecodeTable:
         self._free.append(slot)
         self._roster = self._rows = None
 
-    def add_pages(self, requests: Sequence[Request], slots: NDArray[np.int64], pages: Sequence[int]) -> None:
-        """Note one more page of each of ``requests``, whose rows are ``slots``."""
-        for request, page in zip(requests, pages, strict=True):
-            request.pages.append(page)
-        self._num_pages[slots] += 1
-        self._newest_pages[slots] = pages
+    def add_pages(self, roster: Roster, at: NDArray[np.int64], pages: Sequence[int]) -> None:
+        """Note one more page of each at the places ``at`` of ``roster``: they are here, and their pages full."""
+        for index, page in zip(at.tolist(), pages, strict=True):
+            roster.requests[index].pages.append(page)
+        slots = roster.slots[at]
+        self._capacities[slots] += self._page_size
+        self._next_slots[slots] = np.array(pages) * self._page_size
         self._rows = None
 
     def launch(self, decodes: DecodeRows) -> tuple[Request, ...]:
@@ -143,6 +155,7 @@ class DecodeTable:
                     return lost
                 decodes = decodes.take(is_due.nonzero()[0])
         self._change()
+        self._least_left -= 1
         if decodes.roster is self._roster:
             self._counts += 1
         else:
@@ -175,7 +188,7 @@ class DecodeTable:
         slot = self._slots[request]
         request.books = None
         self._shown.append(request)
-        num_computed, num_pending = self._counts[:, slot].tolist()
+        num_computed, num_pending = self._counts[:2, slot].tolist()
         new = self._gathered[slot, : self._num_gathered[slot]].tolist()
         self._num_gathered[slot] = 0
         request.note_progress(new, num_computed_tokens=num_computed, num_pending_tokens=num_pending)

@@ -74,18 +74,19 @@ class LaunchedSteps:
         token_ids = _in_order(batch, sampled) if isinstance(sampled, Mapping) else sampled
         if len(token_ids) != len(batch.sampling):
             raise EngineError("not one token for each request", expected=len(batch.sampling), got=len(token_ids))
-        if not any(batch is unread for unread in self._unread):
-            self.advance(batch)
-        if self._unread[0] is not batch:
-            raise EngineError("a step was completed out of order", expected="the oldest step that is not completed")
+        if not self._unread or self._unread[0] is not batch:
+            if not any(batch is unread for unread in self._unread):
+                self.advance(batch)
+            if self._unread[0] is not batch:
+                raise EngineError("a step was completed out of order", expected="the oldest step that is not completed")
         self._unread.popleft()
         rest: Sequence[int] = range(batch.num_decodes, len(batch.sampling))
         if batch.decodes is not None:
             roster, num_decodes = batch.decodes.roster, batch.num_decodes
-            is_here = self._decodes.is_here(roster)
-            if is_here.all():
+            if self._decodes.are_all_here(roster):
                 self._decodes.read(roster.slots, token_ids[:num_decodes])
             else:
+                is_here = self._decodes.is_here(roster)
                 at = is_here.nonzero()[0]
                 self._decodes.read(roster.slots[at], token_ids[at])
                 rest = [*(~is_here).nonzero()[0].tolist(), *rest]

@@ -65,7 +65,9 @@ class Scheduler:
         # A request of as many tokens can get no other: the model or the cache ends there.
         self._last_num_tokens = min(max_model_len, allocator.num_usable_pages * allocator.page_size + 1)
         self._queues = RequestQueues()
-        self._decodes = DecodeTable(max_num_reqs=max_num_reqs, max_num_tokens=self._last_num_tokens)
+        self._decodes = DecodeTable(
+            max_num_reqs=max_num_reqs, max_num_tokens=self._last_num_tokens, page_size=allocator.page_size
+        )
         self._failed: list[Request] = []
         self._launched = LaunchedSteps(self._decodes)
 
@@ -200,7 +202,7 @@ class Scheduler:
             rows = rows.take((~(rows.are_full & (rows.num_pending > 0))).nonzero()[0])
         if len(rows) > budget:
             rows = rows.take(np.arange(budget))
-        lacking = (rows.starts >= rows.num_pages * self._allocator.page_size).nonzero()[0]
+        lacking = (rows.starts >= rows.capacities).nonzero()[0]
         if len(lacking):
             roster = self._add_pages(rows.roster, lacking, preempted)
             rows = table.rows if roster is table.roster else table.rows_of(roster)
@@ -213,8 +215,7 @@ class Scheduler:
         """
         pages = self._allocator.allocate(len(lacking))
         if pages is not None:
-            requests = [roster.requests[index] for index in lacking.tolist()]
-            self._decodes.add_pages(requests, roster.slots[lacking], pages)
+            self._decodes.add_pages(roster, lacking, pages)
             return roster
         is_left = np.ones(len(roster), dtype=np.bool_)
         for index in lacking.tolist():
@@ -226,7 +227,7 @@ class Scheduler:
                 break
             pages = self._allocator.allocate(1)
             assert pages is not None, "there is room"
-            self._decodes.add_pages([request], roster.slots[[index]], pages)
+            self._decodes.add_pages(roster, np.array([index]), pages)
         is_left &= self._decodes.is_here(roster)
         return roster if is_left.all() else roster.take(is_left.nonzero()[0])
 

@@ -1,8 +1,8 @@
 """`Staging`: host memory in which a step's inputs are assembled, and the one copy that brings them over.
 
 On CUDA a ring of pinned mirrors of the arena: the copy is asynchronous, so a mirror may be rewritten only
-once its last copy has run (PITFALLS: pinned buffer rewritten while its copy is pending). On the CPU the
-arena itself is written and nothing is copied.
+once its last copy has run (PITFALLS: pinned buffer rewritten while its copy is pending). On the CPU one mirror
+is enough. A mirror is nobody else's, unlike the arena: what a step wrote stays, and `HostSlots.kept` can say what.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ _MOST_SIZES = 4096  # whose views are kept
 
 
 class HostSlots(dict[str, torch.Tensor]):
-    """Slots on the host's side at some sizes, by name."""
+    """Slots on the host's side at some sizes, by name.
+
+    Attributes:
+        kept: what its writer says of what it left here, in words of its own, so that it need not write it again.
+            None where that was never said, and once the memory has held a step of other sizes. Whoever writes what
+            another has left sets it to None.
+    """
+
+    kept: object = None
 
     @cached_property
     def arrays(self) -> Mapping[str, NDArray[Any]]:
@@ -73,22 +81,28 @@ class Staging:
         # Not torch.cuda.Event, which looks the current stream up in Python: four times the price.
         self._pending: list[torch.Event | None] = [None] * num
         self._steps: list[dict[tuple[int, ...], _Step]] = [{} for _ in range(num)]
+        self._opened: list[_Step | None] = [None] * num  # last, of each mirror
         self._current = 0
 
     def open(self, sizes: Sizes) -> HostSlots:
-        """Host tensors of all slots at ``sizes``, with stale contents; fill every row, tails too."""
+        """Host tensors of all slots at ``sizes``, with stale contents; fill every row that `HostSlots.kept` does not
+        say is right, tails too."""
         self._current = (self._current + 1) % len(self._mirrors)
         event = self._pending[self._current]
         if event is not None:
             event.synchronize()
-        return self._step(sizes).slots
+        step = self._step(sizes)
+        if step is not self._opened[self._current]:  # the layouts of other sizes lie over this one
+            step.slots.kept = None
+            self._opened[self._current] = step
+        return step.slots
 
     def upload(self, sizes: Sizes) -> None:
         """Copy what `open` handed out to the arena, in one copy on the current stream."""
-        if self._is_host:
-            return
         step = self._step(sizes)
         step.target.copy_(step.source, non_blocking=True)
+        if self._is_host:
+            return
         event = self._pending[self._current] or torch.Event(self._buffers.arena.device)
         event.record()
         self._pending[self._current] = event
@@ -106,5 +120,4 @@ class Staging:
         return steps[key]
 
     def _mirror(self) -> torch.Tensor:
-        arena = self._buffers.arena
-        return arena if self._is_host else torch.empty(arena.shape, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(self._buffers.arena.shape, dtype=torch.uint8, pin_memory=not self._is_host)

@@ -17,6 +17,7 @@ from ostinato.engine.sampling.settings import settings_of
 from ostinato.engine.scheduler import ScheduledBatch, ScheduledRequest, Scheduler
 from ostinato.errors import PageIntegrityError
 from ostinato.runtime import HostSlots, Slot, Tail
+from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, Staging, StaticBuffers
 
 PAGE_SIZE, WIDTH, STALE = 4, 5, 77
 
@@ -313,3 +314,95 @@ def test_columns_write_what_their_items_would(overlap: bool, num_pages: int) -> 
                 if natural_finish(request, eos_token_ids=(), max_model_len=limits["max_model_len"]):
                     scheduler.finish(request, FinishReason.LENGTH)
     assert num_rows > 200 and (num_preempted > 0) is (num_pages == 11)
+
+
+# --- what stays in a memory ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_pages", [9, 41], ids=["few pages", "pages for all"])
+@pytest.mark.parametrize("num_mirrors", [1, 2])
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+def test_what_is_left_in_place_is_what_would_be_written(overlap: bool, num_mirrors: int, num_pages: int) -> None:
+    """Random traffic, written into memory that keeps its contents and into memory full of rubbish."""
+    rng = random.Random(100 * num_pages + 10 * num_mirrors + overlap)
+    limits = {"max_num_reqs": 4, "max_num_batched_tokens": 8, "max_model_len": WIDTH * PAGE_SIZE}
+    allocator = PageAllocator(num_pages, PAGE_SIZE)
+    scheduler = Scheduler(allocator=allocator, **limits)  # type: ignore[arg-type]
+    buffers = StaticBuffers(declared(), max_sizes={NUM_TOKENS: 8, NUM_REQS: 4}, device=torch.device("cpu"))
+    ring = [Staging(buffers) for _ in range(num_mirrors)]
+    keeping, fresh = writer(), writer()
+    in_flight: list[ScheduledBatch] = []
+    num_written = num_in_place = num_preempted = 0
+    for number in range(800):
+        if rng.random() < 0.2:
+            settings = rng.choice([{}, {}, {}, {"temperature": 1.0, "seed": number}])
+            params = SamplingParams(max_tokens=rng.randint(1, 15), **settings)
+            prompt = [rng.randrange(100) for _ in range(rng.randint(1, 6))]
+            scheduler.add(Request(request_id=str(number), prompt_token_ids=prompt, params=params))
+        if scheduler.running and rng.random() < 0.05:
+            scheduler.abort(rng.choice(scheduler.running).request_id)
+        batch = scheduler.schedule()
+        num_preempted += len(batch.preempted)
+        if batch.num_reqs:
+            num_tokens = next(size for size in (2, 4, 8) if size >= batch.num_tokens)
+            num_reqs = 4 if batch.others or rng.random() < 0.1 else min(num_tokens, 4)
+            sizes = {NUM_TOKENS: num_tokens, NUM_REQS: max(num_reqs, batch.num_reqs)}
+            staging = ring[number % num_mirrors]
+            for _ in range(1 + (rng.random() < 0.05)):  # a step that was interrupted is written again
+                host, rubbish = staging.open(sizes), stale_host(num_tokens, sizes[NUM_REQS])
+                num_written += 1
+                num_in_place += host.kept is not None
+                if (
+                    keeping._free and batch.num_reqs < 4 and rng.random() < 0.1
+                ):  # a write that fails when it has changed the tables
+                    item = ScheduledRequest(decoding("lost", [1], computed=9), 9, 1, False, True)
+                    for memory, target in ((keeping, host), (fresh, rubbish)):
+                        with pytest.raises(PageIntegrityError):
+                            memory.write(target, ScheduledBatch((*batch.others, item), (), batch.decodes))
+                    assert host.kept is None
+                assert keeping.write(host, batch) == fresh.write(rubbish, batch)
+                for name in host:
+                    assert torch.equal(host[name], rubbish[name]), name
+            scheduler.advance(batch)
+            in_flight.append(batch)
+        while len(in_flight) > overlap * bool(batch.num_reqs):
+            read = in_flight.pop(0)
+            scheduler.complete(read, {r.request_id: rng.randrange(100) for r in read.sampling})
+            for request in read.sampling:
+                if natural_finish(request, eos_token_ids=(), max_model_len=limits["max_model_len"]):
+                    scheduler.finish(request, FinishReason.LENGTH)
+    assert num_in_place > num_written / 4 and num_written > 300
+    assert (num_preempted > 0) is (num_pages == 9)
+
+
+def test_a_row_that_was_cleared_is_written_again() -> None:
+    requests = [decoding(name, [1 + index], computed=2) for index, name in enumerate("abc")]
+    memory, host = writer(), stale_host(4, 4)
+    for num_reqs, expected in ((3, [1, 2, 3, 0]), (2, [1, 2, 0, 0]), (3, [1, 2, 3, 0])):
+        memory.write(host, decode_batch(*requests[:num_reqs]))
+        assert host["block_tables"][:, 0].tolist() == expected
+
+
+def test_a_step_like_the_one_before_writes_only_what_changes() -> None:
+    scheduler = Scheduler(
+        max_num_reqs=4, max_num_batched_tokens=8, max_model_len=20, allocator=PageAllocator(11, PAGE_SIZE)
+    )
+    for name in "ab":
+        scheduler.add(Request(request_id=name, prompt_token_ids=[5], params=SamplingParams(max_tokens=12)))
+    memory, host, kept = writer(), stale_host(4, 4), []
+    for _ in range(8):
+        batch = scheduler.schedule()
+        memory.write(host, batch)
+        if batch.decodes is not None and host.kept is not None and len(kept) > 2:
+            lasting = ("input_ids", "feed_rows", "query_start", "sampled_rows", "settings", "count_rows")
+            assert all((host[name] == STALE).all() for name in lasting)
+            assert host["positions"][:2].tolist() == batch.decodes.starts.tolist()
+            is_new = batch.decodes.starts % PAGE_SIZE == 0
+            assert [bool((row != STALE).any()) for row in host["block_tables"]] == [*is_new.tolist(), False, False]
+        kept.append(batch)
+        scheduler.advance(batch)
+        for tensor in host.values():
+            tensor.fill_(STALE)
+        if len(kept) > 1:
+            scheduler.complete(kept[-2], {"a": 7, "b": 8})
+    assert len(kept) == 8

@@ -140,8 +140,14 @@ class Pair:
         assert (batch.query_lens, batch.ends) == ([i[2] for i in items], [i[1] + i[2] for i in items])
         if decodes is not None:
             at = range(len(decodes))
-            assert decodes.num_pages.tolist() == [len(items[i][0].pages) for i in at]
-            assert decodes.newest_pages.tolist() == [items[i][0].pages[-1] for i in at]
+            size = self.ours._allocator.page_size
+            assert decodes.capacities.tolist() == [len(items[i][0].pages) * size for i in at]
+            places = [(items[i][0].pages, *divmod(items[i][1], size)) for i in at]
+            assert decodes.slots.tolist() == [pages[number] * size + offset for pages, number, offset in places]
+            left = decodes.roster.limits - decodes.starts
+            for few in (1, 3):
+                near = decodes.within(few)
+                assert (left <= few).tolist() == ([False for _ in at] if near is None else near.tolist())
             assert decodes.num_pending.tolist() == [items[i][0].num_pending_tokens for i in at]
             known = [(*i[0].prompt_token_ids, *i[0].output_token_ids)[-1] for i in items[: len(decodes)]]
             assert decodes.token_ids.tolist() == known

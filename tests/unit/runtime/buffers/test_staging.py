@@ -1,4 +1,4 @@
-"""Staging on the host writes the arena itself; on a device it is a ring of mirrors and one copy."""
+"""Staging is a ring of mirrors, one on the CPU, and one copy to the arena."""
 
 import pytest
 import torch
@@ -18,12 +18,28 @@ def make(device, **settings):
     return buffers, Staging(buffers, **settings)
 
 
-def test_the_host_writes_the_arena_itself():
+def test_the_arena_gets_what_the_host_wrote_at_the_upload():
     buffers, staging = make("cpu")
     staging.open(SIZES)["ids"].fill_(3)
-    assert buffers.views(SIZES)["ids"].tolist() == [3] * 4
+    assert buffers.views(SIZES)["ids"].tolist() == [0] * 4, "another's steps may still read it"
+    staging.open(SIZES)["offsets"].fill_(4)
     staging.upload(SIZES)
-    assert buffers.views(SIZES)["ids"].tolist() == [3] * 4
+    buffers.views(SIZES)["ids"].fill_(5)  # whatever others do to the arena: what the host wrote stays
+    assert [slot.tolist() for slot in staging.open(SIZES).values()] == [[3] * 4, [4] * 3]
+    staging.upload(SIZES)
+    assert [slot.tolist() for slot in buffers.views(SIZES).values()] == [[3] * 4, [4] * 3]
+
+
+def test_what_a_writer_says_holds_until_other_sizes_lie_there():
+    _, staging = make("cpu")
+    assert staging.open(SIZES).kept is None
+    staging.open(SIZES).kept = "mine"
+    assert staging.open(SIZES).kept == "mine"
+    other = staging.open({NUM_TOKENS: 8, NUM_REQS: 2})
+    assert other.kept is None
+    other.kept = "of others"
+    assert staging.open(SIZES).kept is None
+    assert staging.open({NUM_TOKENS: 8, NUM_REQS: 2}).kept is None
 
 
 def test_arrays_are_the_same_memory_and_are_kept():

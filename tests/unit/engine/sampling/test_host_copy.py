@@ -1,0 +1,58 @@
+"""Copies hold what a tensor had when they began; a ring uses their memory again, and only once it is given back."""
+
+from __future__ import annotations
+
+import torch
+
+from ostinato.engine.request import Request
+from ostinato.engine.sampling import CopyRing, PendingSample
+
+
+def ids(*values: int) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+def test_a_copy_holds_what_stood_there_when_it_began() -> None:
+    tokens = ids(1, 2)
+    copy = CopyRing().start(tokens)
+    tokens.fill_(7)
+    assert copy.read().tolist() == copy.read().tolist() == [1, 2]
+
+
+def test_memory_is_used_again_once_it_is_given_back() -> None:
+    ring = CopyRing()
+    first, second = ring.start(ids(1, 2)), ring.start(ids(3, 4))
+    assert first is not second and first.read().tolist() == [1, 2]
+    ring.give_back(first)
+    third = ring.start(ids(5, 6))
+    assert third is first and third.read().tolist() == [5, 6] and second.read().tolist() == [3, 4]
+    assert ring.start(ids(7, 8)) not in (first, second)
+
+
+def test_a_copy_of_another_length_has_other_memory() -> None:
+    ring = CopyRing()
+    two, late = ring.start(ids(1, 2)), ring.start(ids(3, 4))
+    ring.give_back(two)
+    three = ring.start(ids(5, 6, 7))
+    ring.give_back(late)
+    assert three.read().tolist() == [5, 6, 7] and ring.start(ids(8, 9, 10)) is not three
+    ring.give_back(three)
+    assert ring.start(ids(1, 2)).read().tolist() == [1, 2]
+
+
+def test_memory_that_was_made_in_inference_mode_is_written_outside() -> None:
+    ring = CopyRing()
+    with torch.inference_mode():
+        copy = ring.start(ids(1, 2))
+    ring.give_back(copy)
+    assert ring.start(ids(3, 4)).read().tolist() == [3, 4]
+
+
+def test_what_was_read_outlives_the_memory() -> None:
+    ring, requests = CopyRing(), [Request(request_id="a", prompt_token_ids=[1])]
+    sample = PendingSample(ids(5), torch.zeros(1, 9), requests, is_plain=True, ring=ring)
+    chosen = sample.read().chosen
+    assert sample.read().token_ids == [5], "it may be read again until it is released"
+    sample.release()
+    PendingSample(ids(6), torch.zeros(1, 9), requests, is_plain=True, ring=ring)
+    assert chosen.tolist() == [5]
