@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         TrafficHistogram,
         next_to_capture,
         plan_traffic,
+        token_ladder,
     )
     from ostinato.runtime.qualify import (
         Case,
@@ -148,6 +149,7 @@ __all__ = [
     "read_costs",
     "resolve_mode",
     "sizes_to_try",
+    "token_ladder",
     "write_costs",
 ]
 
@@ -223,6 +225,7 @@ _HOMES = {
     "read_costs": "ostinato.runtime.dispatch",
     "resolve_mode": "ostinato.runtime.dispatch",
     "sizes_to_try": "ostinato.runtime.qualify",
+    "token_ladder": "ostinato.runtime.planning",
     "write_costs": "ostinato.runtime.dispatch",
 }
 

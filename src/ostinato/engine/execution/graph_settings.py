@@ -19,7 +19,7 @@ def graph_settings(config: EngineConfig, device_type: str, model: ModelConfig) -
         compile=config.compile,
         compile_max_tokens=config.compile_max_tokens,
         full_mixed_max_tokens=config.full_mixed_max_tokens or 0,
-        sizes=config.token_sizes or token_sizes_for(device_type, config.max_num_batched_tokens),
+        sizes=config.token_sizes or token_sizes_for(device_type, config.max_num_batched_tokens, model.layer_weights),
         decode_sizes=config.decode_sizes or decode_sizes_for(device_type, config.max_num_reqs),
         max_size=config.max_num_batched_tokens,
         max_captured_size=max_captured_tokens(model.layer_weights),

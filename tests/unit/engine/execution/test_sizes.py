@@ -19,11 +19,27 @@ from ostinato.engine.execution.sizes import decode_sizes_for, kv_tiers_for, max_
 )
 def test_a_cpu_doubles_up_to_the_peak(largest: int, decode: tuple[int, ...], token: tuple[int, ...]) -> None:
     assert decode_sizes_for("cpu", largest) == decode
-    assert token_sizes_for("cpu", largest) == token
+    assert token_sizes_for("cpu", largest, 1) == token
 
 
-def test_a_gpu_leaves_it_to_the_runtime() -> None:
-    assert decode_sizes_for("cuda", 64) is None and token_sizes_for("cuda", 64) is None
+def test_a_gpu_leaves_decode_to_the_runtime() -> None:
+    assert decode_sizes_for("cuda", 64) is None
+
+
+@pytest.mark.parametrize(
+    ("largest", "weights", "token"),
+    [
+        (64, 1, (16, 32, 64)),
+        (100, 1, (16, 32, 64, 100)),
+        (300, 1, (16, 32, 64, 128, 160, 192, 224, 256, 300)),
+        (8192, 10**9, (16, 32, 64, 128, 160, 192, 224, 256, 320, 384, 448, 512)),
+        (7, 1, (7,)),
+    ],
+)
+def test_few_tokens_of_a_mixed_step_share_a_graph_as_they_share_kernels(
+    largest: int, weights: int, token: tuple[int, ...]
+) -> None:
+    assert token_sizes_for("cuda", largest, weights) == token
 
 
 @pytest.mark.parametrize(("longest", "tiers"), [(100, (100,)), (256, (256,)), (300, (256, 300)), (2048, (256, 2048))])
