@@ -156,7 +156,7 @@ class LLM:
         """
         is_one = isinstance(prompts, str | bytes | bytearray | Mapping) or not isinstance(prompts, Iterable)
         many: list[Prompt] = [prompts] if is_one else list(prompts)  # type: ignore[list-item, arg-type]
-        if many and all(isinstance(p, int) for p in many):
+        if many and all(issubclass(kind, int) for kind in set(map(type, many))):
             many = [many]  # type: ignore[list-item]  # one prompt of token ids
         return self._run_all(many, params, self._encode)
 
@@ -539,11 +539,12 @@ class LLM:
             raise RequestError(f"params cannot be of type {type(params).__name__}", fix="send SamplingParams(...)")
         if params is not None and params.stop and self.tokenizer is None:
             raise RequestError("this model has no tokenizer, so no stop strings", fix="use stop_token_ids")
-        validate_prompt(token_ids, vocab_size=self._vocab_size, max_model_len=self._max_model_len)
+        ids = validate_prompt(token_ids, vocab_size=self._vocab_size, max_model_len=self._max_model_len)
         name = request_id or f"request-{next(self._serial)}"
         request = Request(
             request_id=name,
             prompt_token_ids=token_ids,
+            checked_ids=ids,
             params=params or SamplingParams(),
             deadline=None if timeout_s is None else deadline_in(timeout_s),
             logits_processors=logits_processors,

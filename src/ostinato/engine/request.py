@@ -10,12 +10,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import InitVar, dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Final, Generic, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, overload
 
 from ostinato.errors import OstinatoError, RequestError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = [
     "MAX_LOGPROBS",
@@ -193,7 +198,8 @@ class Request:
 
     Attributes:
         request_id: unique among the requests of one engine.
-        prompt_token_ids: the prompt, checked by `validate_prompt`.
+        prompt_token_ids: the prompt, checked by `validate_prompt`; never changed.
+        checked_ids: what `validate_prompt` gave for it, where that was called.
         params: how to sample and when to stop.
         output_token_ids: tokens sampled and read so far; preemption keeps them.
         num_pending_tokens: tokens sampled that still lie on the device: 1 while the step after theirs is prepared.
@@ -207,6 +213,7 @@ class Request:
         logits_processors: change its logits before anything else does, in order. One that raises ends the request. A
             step is launched only when the tokens before are read while such a request is in progress.
         is_streamed: an update is wanted for each step; if not, one at the end brings everything.
+        prompt_ids: [num_prompt_tokens] the prompt once more, for the steps that compute it. Nobody writes to it.
         max_num_tokens: prompt and output together that `params` allow; the request ends when it has as many.
         is_plain: the largest logit is the answer and nothing more is asked.
         is_watched: the host has something to do for each of its tokens, not only for its last.
@@ -226,13 +233,16 @@ class Request:
     deadline: float | None = None
     logits_processors: tuple[LogitsProcessor, ...] = ()
     is_streamed: bool = True
+    checked_ids: InitVar[NDArray[np.int64] | None] = None
+    prompt_ids: NDArray[np.int64] = field(init=False, repr=False)
     max_num_tokens: int = field(init=False)
     is_plain: bool = field(init=False)
     is_watched: bool = field(init=False)
     books: DecodeBooks | None = field(default=None, init=False, repr=False)
     """Where more is known of it than here; set by the scheduler's table alone."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, checked_ids: NDArray[np.int64] | None) -> None:
+        self.prompt_ids = _as_array(self.prompt_token_ids) if checked_ids is None else checked_ids
         self.max_num_tokens = len(self.prompt_token_ids) + self.params.max_tokens
         params = self.params
         self.is_plain = params.is_plain and not self.logits_processors
@@ -310,13 +320,16 @@ def natural_finish(request: Request, *, eos_token_ids: Collection[int], max_mode
     return None
 
 
-def validate_prompt(token_ids: Sequence[int], *, vocab_size: int, max_model_len: int) -> None:
+def validate_prompt(token_ids: Sequence[int], *, vocab_size: int, max_model_len: int) -> NDArray[np.int64]:
     """Refuse a prompt that no step could compute.
 
     Args:
         token_ids: the prompt.
         vocab_size: rows of the embedding; ids lie in ``[0, vocab_size)``.
         max_model_len: tokens a request may hold; one is kept for the output.
+
+    Returns:
+        [num] the ids as an array.
 
     Raises:
         RequestError: empty, too long, or an id out of range (its position and value are named).
@@ -327,11 +340,23 @@ def validate_prompt(token_ids: Sequence[int], *, vocab_size: int, max_model_len:
         expected = f"at most {max_model_len - 1} tokens (max_model_len {max_model_len} less one for the output)"
         message = f"the prompt is too long: {len(token_ids)} tokens"
         raise RequestError(message, fix="shorten the prompt", expected=expected, got=len(token_ids))
-    for position, token_id in enumerate(token_ids):
+    if list(map(type, token_ids)).count(int) == len(token_ids):  # an array would take True, and numbers of numpy
+        with suppress(OverflowError):
+            ids = _as_array(token_ids)
+            if ids.min() >= 0 and ids.max() < vocab_size:
+                return ids
+    for position, token_id in enumerate(token_ids):  # one by one: to name the first, or as some are an enum's
         if not _is_int(token_id) or not 0 <= token_id < vocab_size:
             expected, got = f"an integer in [0, {vocab_size})", repr(token_id)
             message = f"prompt token id {got} at position {position} is not in the vocabulary"
             raise RequestError(message, position=position, expected=expected, got=got)
+    return _as_array(token_ids)
+
+
+def _as_array(token_ids: Sequence[int]) -> NDArray[np.int64]:
+    import numpy as np  # here: text and tokenizers know requests, and do without it
+
+    return np.fromiter(token_ids, dtype=np.int64, count=len(token_ids))
 
 
 def _is_int(value: object) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from enum import IntEnum
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ostinato.engine.request import FinishReason, Request, SamplingParams, natural_finish, validate_prompt
@@ -140,6 +142,26 @@ def test_prompts_are_validated() -> None:
         validate_prompt([1, 2, 3], vocab_size=100, max_model_len=3)
     for bad in (-1, 100, 1.0, True):
         with pytest.raises(RequestError, match=r"position 1 .*\[0, 100\)") as caught:
+            validate_prompt([1, bad], vocab_size=100, max_model_len=9)  # type: ignore[list-item]
+        assert repr(bad) in caught.value.message
+
+
+def test_a_prompt_becomes_an_array_once() -> None:
+    ids = validate_prompt([0, 99], vocab_size=100, max_model_len=3)
+    assert ids.dtype == np.int64 and ids.tolist() == [0, 99]
+    request = Request(request_id="r", prompt_token_ids=[0, 99], checked_ids=ids)
+    assert request.prompt_ids is ids
+    assert Request(request_id="r", prompt_token_ids=[0, 99]).prompt_ids.tolist() == [0, 99]
+
+
+def test_what_an_array_would_take_is_judged_one_by_one() -> None:
+    class Special(IntEnum):
+        END = 2
+
+    ids = validate_prompt([5, Special.END], vocab_size=100, max_model_len=9)
+    assert ids.dtype == np.int64 and ids.tolist() == [5, 2]
+    for bad in (np.int64(5), 2**80, "5", None):
+        with pytest.raises(RequestError, match="position 1 ") as caught:
             validate_prompt([1, bad], vocab_size=100, max_model_len=9)  # type: ignore[list-item]
         assert repr(bad) in caught.value.message
 

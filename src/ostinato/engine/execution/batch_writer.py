@@ -191,8 +191,9 @@ class BatchWriter:
         table_rows: list[int] = []
         starts: list[int] = []
         lengths: list[int] = []
-        token_ids: list[int] = []
         num_pending: list[int] = []
+        ids = np.zeros(batch.num_tokens - batch.num_decodes, dtype=np.int64)  # a pending token's place is left at 0
+        at = 0
         for request, start, num_new, samples, _ in batch.others:
             entry = self._entry(request, batch)
             capacity = len(request.pages) * self._page_size
@@ -200,11 +201,13 @@ class BatchWriter:
                 self._take_pages(entry.row, request)
             if start + num_new > capacity:
                 raise _no_slot(request, start + num_new - 1)
+            known = request.prompt_ids[start : start + num_new]
+            ids[at : at + len(known)] = known
+            if len(known) < num_new:  # it has output: its pages were taken back
+                output = request.token_slice(start + len(known), num_new - len(known))
+                ids[at + len(known) : at + len(known) + len(output)] = output
+            at += num_new
             is_fed = samples and request.num_pending_tokens > 0
-            if num_new > 1 or not is_fed:
-                token_ids += request.token_slice(start, num_new)
-            if is_fed:
-                token_ids.append(0)
             table_rows.append(entry.row)
             starts.append(start)
             lengths.append(num_new)
@@ -216,8 +219,7 @@ class BatchWriter:
         page_numbers = positions // self._page_size
         pages = self._tables[owners, page_numbers].astype(np.int64)
         slots = pages * self._page_size + positions - page_numbers * self._page_size
-        ids, pending = (np.array(each, dtype=np.int64) for each in (token_ids, num_pending))
-        return rows, ends, positions, slots, counts, ids, pending
+        return rows, ends, positions, slots, counts, ids, np.array(num_pending, dtype=np.int64)
 
     def _take_pages(self, row: int, request: Request) -> None:
         """Add the pages that a request got since its row was written."""

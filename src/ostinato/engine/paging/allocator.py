@@ -35,7 +35,7 @@ class PageAllocator:
         self.num_pages = num_pages
         self.page_size = page_size
         self._free = list(range(num_pages - 1, NULL_PAGE, -1))  # a stack: the lowest page goes first
-        self._is_used = bytearray(num_pages)
+        self._used: set[int] = set()
 
     @property
     def num_free_pages(self) -> int:
@@ -52,9 +52,11 @@ class PageAllocator:
             raise PageIntegrityError(f"cannot allocate {num_pages} pages")
         if num_pages > len(self._free):
             return None
-        taken = [self._free.pop() for _ in range(num_pages)]
-        for page in taken:
-            self._is_used[page] = 1
+        first = len(self._free) - num_pages
+        taken = self._free[first:]
+        del self._free[first:]
+        taken.reverse()
+        self._used.update(taken)
         return taken
 
     def free(self, pages: Sequence[int]) -> None:
@@ -64,16 +66,10 @@ class PageAllocator:
             PageIntegrityError: a page is the null page, does not exist or is not in use (freed twice).
                 Then nothing is freed.
         """
-        seen: set[int] = set()
-        for page in pages:
-            if not NULL_PAGE < page < self.num_pages:
-                raise PageIntegrityError(f"page {page} was never handed out", page=page, num_pages=self.num_pages)
-            if page in seen or not self._is_used[page]:
-                raise PageIntegrityError(f"page {page} is freed twice", page=page)
-            seen.add(page)
-        for page in reversed(pages):
-            self._is_used[page] = 0
-            self._free.append(page)
+        if len(set(pages)) < len(pages) or not self._used.issuperset(pages):
+            raise self._not_in_use(pages)
+        self._used.difference_update(pages)
+        self._free.extend(reversed(pages))
 
     def check_integrity(self, owned: Iterable[Sequence[int]]) -> None:
         """Compare the books with what the owners hold.
@@ -90,12 +86,23 @@ class PageAllocator:
             for page in pages:
                 if page in owner_of:
                     raise PageIntegrityError(f"page {page} is shared", page=page, owners=(owner_of[page], owner))
-                if not NULL_PAGE < page < self.num_pages or not self._is_used[page]:
+                if page not in self._used:
                     raise PageIntegrityError(f"page {page} is owned but not in use", page=page, owner=owner)
                 owner_of[page] = owner
-        lost = [page for page in range(self.num_pages) if self._is_used[page] and page not in owner_of]
+        lost = sorted(self._used - owner_of.keys())
         if lost:
             raise PageIntegrityError(f"{len(lost)} pages are in use without an owner", pages=lost[:8])
-        expected_free = {page for page in range(1, self.num_pages) if not self._is_used[page]}
+        expected_free = set(range(1, self.num_pages)) - self._used
         if len(self._free) != len(expected_free) or set(self._free) != expected_free:
             raise PageIntegrityError("the free list is wrong", expected=len(expected_free), got=len(self._free))
+
+    def _not_in_use(self, pages: Sequence[int]) -> PageIntegrityError:
+        """Of the first of ``pages`` that cannot be freed."""
+        seen: set[int] = set()
+        for page in pages:
+            if not NULL_PAGE < page < self.num_pages:
+                return PageIntegrityError(f"page {page} was never handed out", page=page, num_pages=self.num_pages)
+            if page in seen or page not in self._used:
+                break
+            seen.add(page)
+        return PageIntegrityError(f"page {page} is freed twice", page=page)

@@ -1,7 +1,8 @@
 """Device tensors on their way to the host: a copy is started now and read when it is needed.
 
 On CUDA into pinned memory, behind an event. `HostCopy` holds one copy, in memory of its own; a `CopyRing` keeps the
-memory and the event of a copy that was used for the next one, since making them costs a step more than the copy. One
+memory and the event of a copy that was used for the next of its length, since making them costs a step more than the
+copy, and the steps that give first tokens are those whose lengths change. One
 that is never given back is never written over, and torch's caching host allocator hands its memory out again only
 when the copy has run. Called by `PendingSample`.
 """
@@ -29,6 +30,9 @@ class HostCopy:
         if self._event is not None:
             self._event.record()
 
+    def __len__(self) -> int:
+        return len(self._host)
+
     def read(self) -> torch.Tensor:
         """The values, on the CPU; waits until they are there. They hold until the next `start`."""
         if self._event is not None:
@@ -40,21 +44,17 @@ class CopyRing:
     """Copies of vectors of one dtype and device, such as the tokens of each step. Used by one thread."""
 
     def __init__(self) -> None:
-        self._length = -1
-        self._idle: list[HostCopy] = []  # of that length; steps in a row are of as many requests, or nearly always so
+        self._idle: dict[int, list[HostCopy]] = {}  # by length: as many as were ever in flight at once
 
     def start(self, vector: torch.Tensor) -> HostCopy:
         """Begin to copy ``vector``, [num]."""
-        if len(vector) != self._length:
-            self._length = len(vector)
-            self._idle.clear()
-        if not self._idle:
+        idle = self._idle.get(len(vector))
+        if not idle:
             return HostCopy(vector)
-        copy = self._idle.pop()
+        copy = idle.pop()
         copy.start(vector)
         return copy
 
     def give_back(self, copy: HostCopy) -> None:
         """Take the memory of a copy from `start` that was read, once, when nobody will read it again."""
-        if len(copy.read()) == self._length:
-            self._idle.append(copy)
+        self._idle.setdefault(len(copy), []).append(copy)

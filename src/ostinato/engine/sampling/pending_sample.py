@@ -69,12 +69,12 @@ class PendingSample:
         is_plain: bool = False,
         ring: CopyRing | None = None,
     ) -> None:
+        self._ring = CopyRing() if ring is None else ring
+        self._copy = self._ring.start(token_ids)  # first of all: a device that has nothing else to do waits for it
         num_reqs = len(requests)
         if logits.ndim != 2 or logits.shape[0] != num_reqs or token_ids.shape != (num_reqs,):
             expected, got = f"[{num_reqs}, vocab] and [{num_reqs}]", f"{list(logits.shape)} and {list(token_ids.shape)}"
             raise EngineError("logits and tokens do not match the requests", expected=expected, got=got)
-        self._ring = CopyRing() if ring is None else ring
-        self._copy = self._ring.start(token_ids)
         self._logprobs: PendingLogprobs | None = None
         if not is_plain:
             with torch.no_grad():

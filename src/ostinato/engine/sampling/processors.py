@@ -21,7 +21,6 @@ __all__ = ["apply_processors"]
 _FIX: Final = "a processor takes (token ids, logits [vocab] float32) and returns logits of the same shape"
 
 
-@torch.no_grad()
 def apply_processors(logits: torch.Tensor, requests: Sequence[Request]) -> tuple[torch.Tensor, dict[str, EngineError]]:
     """Logits as the processors left them, and the errors of those that failed, by request id.
 
@@ -33,9 +32,15 @@ def apply_processors(logits: torch.Tensor, requests: Sequence[Request]) -> tuple
         [num_reqs, vocab]: float32 when a row has processors, all NaN in rows that failed; else ``logits`` itself.
     """
     rows = [i for i, request in enumerate(requests) if request.logits_processors]
+    return _applied(logits, requests, rows) if rows else (logits, {})
+
+
+@torch.no_grad()
+def _applied(
+    logits: torch.Tensor, requests: Sequence[Request], rows: Sequence[int]
+) -> tuple[torch.Tensor, dict[str, EngineError]]:
+    """`apply_processors` where ``rows`` have some. Apart, since the choice of tokens waits for this in every step."""
     errors: dict[str, EngineError] = {}
-    if not rows:
-        return logits, errors
     result = logits.to(torch.float32, copy=True)
     for row in rows:
         request = requests[row]

@@ -175,7 +175,7 @@ class Scheduler:
         # same step, so one that is not through yet is always the youngest. What it lacks, tokens or pages, then
         # nobody else has either, and nobody is admitted past it.
         others = queues.running[len(self._decodes) :]
-        decodes = self._schedule_decodes(budget, preempted)
+        decodes = self._schedule_decodes(budget, preempted) if len(self._decodes) else None
         num_decodes = 0 if decodes is None else len(decodes)
         budget -= num_decodes
         for request in others:
@@ -297,9 +297,11 @@ class Scheduler:
 
     def _end_hopeless(self) -> None:
         """End running requests that have outgrown the model or all the pages. Waiting ones cannot have grown."""
-        rows = self._decodes.rows
-        full = [] if rows.are_full is None else (rows.are_full & (rows.num_pending == 0)).nonzero()[0].tolist()
-        decoding = [rows.roster.requests[index] for index in full]
+        decoding: list[Request] = []
+        if len(self._decodes) and (are_full := self._decodes.rows.are_full) is not None:
+            rows = self._decodes.rows
+            full = (are_full & (rows.num_pending == 0)).nonzero()[0].tolist()
+            decoding = [rows.roster.requests[index] for index in full]
         for request in (*decoding, *self._queues.running[len(self._decodes) :]):
             if request.num_pending_tokens or request.num_tokens < self._last_num_tokens:
                 continue  # a pending token is delivered first

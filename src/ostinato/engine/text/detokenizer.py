@@ -63,6 +63,8 @@ class IncrementalDetokenizer:
 
     def flush(self) -> str:
         """Return what is held back, as ``decode`` shows it: call once, when no token will follow."""
+        if len(self._window) == self._num_context:
+            return ""
         window_text = self._decode(self._window)
         if len(window_text) <= len(self._context_text):
             return ""

@@ -31,6 +31,7 @@ class CallLayout:
         self.slots = slots
         self._example = (args, kwargs)
         self._expected = dict(leaves(self._example))
+        self._is_flat = not kwargs and all(isinstance(arg, _SlotMark) for arg in args)
 
     @classmethod
     def from_example(cls, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallLayout:
@@ -97,6 +98,8 @@ class CallLayout:
 
     def join(self, tensors: Mapping[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """``(args, kwargs)`` with ``tensors`` in their places and the frozen values elsewhere."""
+        if self._is_flat:
+            return tuple([tensors[mark.name] for mark in self._example[0]]), {}
         joined = map_leaves(self._example, lambda leaf: tensors[leaf.name] if isinstance(leaf, _SlotMark) else leaf)
         return joined[0], joined[1]
 

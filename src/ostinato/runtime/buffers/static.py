@@ -8,6 +8,7 @@ Written by the host once a step (facade or engine), read by replays; values hold
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -41,7 +42,7 @@ class StaticBuffers:
         self.max_sizes = dict(max_sizes)
         self._places: dict[tuple[int, int], list[tuple[str, int, tuple[int, ...]]]] = {}
         self._views: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
-        num_bytes = self.num_bytes_at(max_sizes)
+        num_bytes = _aligned(self.num_bytes_at(max_sizes))  # so that it can be seen as any dtype
         try:
             with torch.inference_mode(False):  # wherever it is made, it can be written and watched everywhere
                 self.arena = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
@@ -84,9 +85,14 @@ class StaticBuffers:
                 f"a step of {over} exceeds the static buffers", fix=f"plan for more than {self.max_sizes}"
             )
         found = {}
+        typed: dict[torch.dtype, torch.Tensor] = {}  # one view for all slots of a dtype: prompts come in any size
         for name, offset, shape in self._layout(sizes):
             dtype = self.slots[name].dtype
-            found[name] = memory[offset : offset + _num_bytes(shape, dtype)].view(dtype).view(shape)
+            if dtype not in typed:
+                typed[dtype] = memory.view(dtype)
+            first = offset // dtype.itemsize
+            view = typed[dtype][first : first + math.prod(shape)]
+            found[name] = view if len(shape) == 1 else view.view(shape)
         return {name: found[name] for name in self.slots}
 
     def write(self, values: Mapping[str, torch.Tensor], sizes: Sizes) -> None:
@@ -130,7 +136,7 @@ class StaticBuffers:
                 rows = slot.rows(sizes) or 0
                 shape = tuple(rows if d is None else d for d in slot.shape)
                 layout.append((name, offset, shape))
-                offset += -(-_num_bytes(shape, slot.dtype) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+                offset += _aligned(_num_bytes(shape, slot.dtype))
             self._places[key] = layout
         return layout
 
@@ -141,7 +147,8 @@ def live_sizes(live: LiveBatch) -> Sizes:
 
 
 def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    count = dtype.itemsize
-    for size in shape:
-        count *= size
-    return count
+    return math.prod(shape) * dtype.itemsize
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

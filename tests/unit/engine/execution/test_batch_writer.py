@@ -124,6 +124,26 @@ def test_a_pending_token_is_fed_from_its_row_of_the_step_before() -> None:
     assert host["positions"].tolist() == [7, 6, 0, 0]
 
 
+@pytest.mark.parametrize("pending", [0, 1])
+def test_a_chunk_reaches_from_the_prompt_into_the_output(pending: int) -> None:
+    """As after a preemption; a token that is still on the device follows what the host knows."""
+    request = Request(
+        request_id="back",
+        prompt_token_ids=[10, 11, 12, 13, 14, 15],
+        output_token_ids=[50, 51],
+        num_computed_tokens=4,
+        pages=[1, 2, 3],
+    )
+    other = Request(request_id="new", prompt_token_ids=[20, 21], pages=[4])
+    memory, host = writer(), stale_host(8, 2)
+    memory.write(stale_host(4, 1), ScheduledBatch((ScheduledRequest(request, 4, 4, True, False),)))
+    request.num_pending_tokens = pending
+    items = ScheduledRequest(request, 4, 4 + pending, True, False), ScheduledRequest(other, 0, 2, True, False)
+    memory.write(host, ScheduledBatch(items))
+    assert host["input_ids"].tolist() == [14, 15, 50, 51, *[0] * pending, 20, 21, *[0] * (2 - pending)]
+    assert host["feed_rows"].tolist() == [*[0] * 4, *[1] * pending, *[0] * (4 - pending)]
+
+
 def test_pages_follow_growth_and_preemption() -> None:
     request = decoding("a", [1], computed=3)
     memory, host = writer(), stale_host(1, 1)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from ostinato.engine.request import Request
 from ostinato.engine.sampling import CopyRing, PendingSample
+from ostinato.engine.sampling.host_copy import HostCopy
+from ostinato.errors import EngineError
 
 
 def ids(*values: int) -> torch.Tensor:
@@ -38,6 +41,30 @@ def test_a_copy_of_another_length_has_other_memory() -> None:
     assert three.read().tolist() == [5, 6, 7] and ring.start(ids(8, 9, 10)) is not three
     ring.give_back(three)
     assert ring.start(ids(1, 2)).read().tolist() == [1, 2]
+
+
+def test_memory_of_each_length_is_kept() -> None:
+    """A request that comes changes the length, and another that goes changes it back."""
+    ring = CopyRing()
+    for copy in (two := ring.start(ids(1, 2)), three := ring.start(ids(3, 4, 5))):
+        ring.give_back(copy)
+    again = ring.start(ids(6, 7))
+    assert again is two and again.read().tolist() == [6, 7]
+    assert ring.start(ids(8, 9, 10)) is three and three.read().tolist() == [8, 9, 10]
+
+
+def test_the_copy_is_under_way_before_anything_else_is_looked_at() -> None:
+    class Ring(CopyRing):
+        num_started = 0
+
+        def start(self, vector: torch.Tensor) -> HostCopy:
+            self.num_started += 1
+            return super().start(vector)
+
+    ring = Ring()
+    with pytest.raises(EngineError, match="do not match the requests"):
+        PendingSample(ids(5), torch.zeros(2, 9), [], ring=ring)
+    assert ring.num_started == 1
 
 
 def test_memory_that_was_made_in_inference_mode_is_written_outside() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,6 +46,15 @@ def test_an_emoji_of_four_tokens_comes_with_the_last(byte_level: Tokenizer) -> N
 def test_a_broken_end_is_shown_by_the_flush(byte_level: Tokenizer) -> None:
     ids = byte_level.encode("a😀")[:3]
     assert pieces_of(byte_level, ids) == ["a", "", "", "\ufffd"]
+
+
+def test_a_flush_decodes_nothing_where_nothing_is_held_back(
+    byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detokenizer = IncrementalDetokenizer(byte_level)
+    assert detokenizer.push_all(byte_level.encode("and so on")) == "and so on"
+    monkeypatch.setattr(byte_level, "decode", None)
+    assert detokenizer.flush() == ""
 
 
 def test_leading_spaces_survive_where_the_decoder_drops_the_first(sentence_piece: Tokenizer) -> None:
