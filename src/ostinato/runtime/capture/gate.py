@@ -75,7 +75,7 @@ class CaptureGate:
         if is_recording():
             raise NestedCaptureError(
                 "a capture phase would begin inside of a segment",
-                fix="capture it before, or in a @graph_break function; a captured callable that calls another inlines it",
+                fix="capture before, or in a @graph_break function; a Graphed that another calls needs no graphs",
                 at=user_frame(),
             )
         me = threading.get_ident()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ostinato.errors import UnjoinedStreamError
+from ostinato.errors import HostSyncError, UnjoinedStreamError
 from ostinato.runtime.capture.streams import StreamApi, StreamWatch, unjoined
 
 ADD = torch.ops.aten.add.Tensor
@@ -46,6 +46,9 @@ def api(device):
             event.record(self)
             return event
 
+        def query(self):
+            return True
+
     class Event:
         def __new__(cls, external=False):
             event = super().__new__(cls)
@@ -63,6 +66,9 @@ def api(device):
                 device.capturing.add(stream.stream_id)
             elif stream.stream_id in device.capturing:
                 raise RuntimeError("CUDA error: dependency created on uncaptured work in another stream")
+
+        def synchronize(self):
+            pass
 
     return StreamApi(
         stream_class=Stream,
@@ -140,6 +146,29 @@ def test_external_events_fork_nothing(segment, device):
     event.record(segment.main)
     event.wait(side)
     assert segment.watch.forks() == []
+
+
+def test_a_host_that_asks_for_the_captures_own_work_is_refused(segment):
+    side, event = segment.stream(), segment.event()
+    side.wait_stream(segment.main)
+    event.record(side)
+    for ask, name in ((side.query, r"Stream\.query"), (event.synchronize, r"Event\.synchronize")):
+        with pytest.raises(HostSyncError, match=name) as caught:
+            ask()
+        assert "test_streams.py" in caught.value.context["at"]
+
+
+def test_a_host_may_ask_for_other_work_as_far_as_the_device_lets_it(segment):
+    external, other, never = segment.event(external=True), segment.event(), segment.event()
+    external.record(segment.main)
+    other.record(segment.stream())
+    assert segment.stream().query()
+    for event in (external, other, never):
+        event.synchronize()
+    of_the_segment = segment.event()
+    of_the_segment.record(segment.main)
+    segment.watch.close()
+    of_the_segment.synchronize()
 
 
 @pytest.fixture
