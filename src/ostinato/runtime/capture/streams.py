@@ -259,7 +259,7 @@ class StreamWatch:
 
     def _wait_stream(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wait_stream(waiting: Any, stream: Any) -> Any:
-            if not self._is_watched():
+            if not self._is_watched() or stream is None:  # None: torch's to refuse; elsewhere it is the current stream
                 return original(waiting, stream)
             event = object()  # stands for the one that torch makes inside, which is not external
             self._plain[id(event)] = event

@@ -224,6 +224,17 @@ def test_other_errors_of_a_wait_stay_what_they_are(segment, monkeypatch):
         side.wait_event(event)
 
 
+def test_a_stream_that_is_none_is_no_fork(api, device):
+    asked = []
+    api = dataclasses.replace(api, is_capturing=lambda stream: asked.append(stream) or True)  # as torch takes None
+    watch, device.current = StreamWatch(api), api.stream_class()
+    with watch.session():
+        watch.begin()
+        with pytest.raises(AttributeError, match="record_event"):
+            api.stream_class().wait_stream(None)
+        assert watch.forks() == [] and asked == []
+
+
 def test_a_fork_that_nobody_saw_is_left_to_the_device_and_named_after_its_first_op(segment, device):
     side = segment.stream()
     device.capturing.add(side.stream_id)  # by C++
