@@ -253,6 +253,8 @@ class Graphed:
     def recapture(self, *, on_key: Callable[[GraphKey], None] | None = None) -> CaptureReport:
         """Warm up and capture everything again, at the addresses that hold now: after weights were re-bound or moved.
 
+        As at first, it is not undone what the runs write into state, nor that random generators move.
+
         Raises: what `warm_up` and `capture` do.
         """
         self.release()

@@ -126,7 +126,7 @@ class KeyQuarantined(Event):
 
 @dataclass(slots=True, kw_only=True)
 class ShadowFailed(Event):
-    """The eager run of a step that a shadow had kept raised: the step is not compared. Nothing else is harmed."""
+    """A step could not be kept for its shadow, or its eager run raised: it is not compared. Nothing else is harmed."""
 
     key: str
     error: str

@@ -65,7 +65,7 @@ class LogSink:
             finding = "; ".join(part for part in (event.what, event.where) if part)
             logger.error("%s is quarantined (%s): %s", event.key, event.found_by, finding)
         elif isinstance(event, ShadowFailed):
-            logger.error("the shadow of a step of %s could not run, it is not compared: %s", event.key, event.error)
+            logger.error("the shadow of a step of %s failed, it is not compared: %s", event.key, event.error)
         elif isinstance(event, StepFailed):
             text = "a step of %d requests failed (%d in a row): %s"
             logger.error(text, event.num_reqs, event.num_in_a_row, event.error)

@@ -362,6 +362,7 @@ def test_a_step_that_waited_for_the_shadow_to_go_goes_on():
         is_bitwise=True,
         versions=lambda _key: [],
         counts=qualifier.shadow_counts,
+        on_failed=None,
     )
     qualifier.finish_shadow()
     assert qualifier.shadow is None

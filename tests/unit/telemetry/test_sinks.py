@@ -54,5 +54,5 @@ def test_the_log_has_what_an_operator_should_see(caplog):
         "capture of FULL tokens=8 failed and was dropped: boom",
         "FULL tokens=8 is quarantined (shadow): NaN; live output",
         "FULL tokens=8 is quarantined (failures): it raised",
-        "the shadow of a step of FULL tokens=8 could not run, it is not compared: ValueError: bad",
+        "the shadow of a step of FULL tokens=8 failed, it is not compared: ValueError: bad",
     ]

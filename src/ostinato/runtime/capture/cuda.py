@@ -99,11 +99,12 @@ class _Opened:
         self.pool = shared.enter_pool()
         # torch gives the pool back when the graph is reset or collected, whichever comes first; so do we.
         self._leave_pool = weakref.finalize(self.graph, self.pool.leave)
-        self.graph.capture_begin(pool=self.pool.handle, capture_error_mode="thread_local")
-        self.mark = ExitStack()
-        self.mark.enter_context(recording())
-        self.mark.enter_context(refusing_jit())
-        self.mark.enter_context(refusing_calls(shared.stream.device))
+        with ExitStack() as mark:  # all of it before the device captures: what fails here leaves nothing open
+            mark.enter_context(recording())
+            mark.enter_context(refusing_jit())
+            mark.enter_context(refusing_calls(shared.stream.device))
+            self.graph.capture_begin(pool=self.pool.handle, capture_error_mode="thread_local")
+            self.mark = mark.pop_all()
 
     def finish(self) -> None:
         """End the capture. An empty one is no fault here, so torch's warning about it is kept quiet."""

@@ -33,11 +33,13 @@ def diverted(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callabl
     """
     function = getattr(owner, name)
     if not isinstance(function, FunctionType):
-        setattr(owner, name, wrap(function))
+        ours = wrap(function)
+        setattr(owner, name, ours)
         try:
             yield
         finally:
-            setattr(owner, name, function)
+            if getattr(owner, name) is ours:  # else somebody has put another there meanwhile
+                setattr(owner, name, function)
         return
     code = function.__code__
     original = FunctionType(code, function.__globals__, name, function.__defaults__, function.__closure__)
@@ -51,8 +53,9 @@ def diverted(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callabl
 
 def _calling(replacement: Callable[..., Any], code: CodeType) -> CodeType:
     """Code that calls ``replacement``, with the free variables of ``code``: a function takes no other."""
-    template = _template(code.co_freevars)
+    template = _template(len(code.co_freevars))
     return template.replace(
+        co_freevars=code.co_freevars,  # under their names, as a debugger shows them
         co_consts=tuple(replacement if constant == _PLACE else constant for constant in template.co_consts),
         co_filename=code.co_filename,
         co_name=code.co_name,
@@ -61,8 +64,9 @@ def _calling(replacement: Callable[..., Any], code: CodeType) -> CodeType:
 
 
 @functools.cache
-def _template(free_variables: tuple[str, ...]) -> CodeType:
-    return _inner(_inner(compile(_SOURCE.format(variables=", ".join(free_variables)), __file__, "exec")))
+def _template(num_free_variables: int) -> CodeType:
+    variables = ", ".join(f"variable_{number}" for number in range(num_free_variables))
+    return _inner(_inner(compile(_SOURCE.format(variables=variables), __file__, "exec")))
 
 
 def _inner(code: CodeType) -> CodeType:

@@ -101,13 +101,17 @@ class ForkLog:
         recorded = self._events.get(id(event))
         return None if recorded is None else recorded.parent
 
+    def is_of_segment(self, event: Any) -> bool:
+        """Whether it was last recorded in the open segment, as far as that was seen."""
+        recorded = self._events.get(id(event))
+        return self.is_open and recorded is not None and recorded.segment == self._segment
+
     def is_foreign(self, event: Any, stream: Hashable) -> bool:
         """Whether ``stream`` may not wait for ``event``: one of the two is of a segment that the other is not of."""
         recorded = self._events.get(id(event))
-        if recorded is None:
+        if recorded is None or self.is_of_segment(event):
             return False
-        is_of_open_segment = self.is_open and recorded.segment == self._segment
-        return not is_of_open_segment and (recorded.segment is not None or self.has(stream))
+        return recorded.segment is not None or self.has(stream)
 
     def wait(self, event: Any, key: Hashable, fork: Fork) -> None:
         """A stream waits for an event of the open segment; ``fork`` tells of it, should it be the first time."""

@@ -13,7 +13,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ostinato.errors import CaptureNotAllowedError
+from ostinato.errors import CaptureNotAllowedError, NestedCaptureError
+from ostinato.runtime.breaks import is_recording
+from ostinato.runtime.user_frames import user_frame
 
 __all__ = ["CaptureGate"]
 
@@ -64,7 +66,18 @@ class CaptureGate:
 
     @contextmanager
     def phase(self) -> Iterator[None]:
-        """Open the gate for this thread, with the garbage collector off."""
+        """Open the gate for this thread, with the garbage collector off.
+
+        Raises:
+            NestedCaptureError: a segment is being recorded on this thread.
+            CaptureNotAllowedError: another thread has it open.
+        """
+        if is_recording():
+            raise NestedCaptureError(
+                "a capture phase would begin inside of a segment",
+                fix="capture before, or in a @graph_break function; a Graphed that another calls needs no graphs",
+                at=user_frame(),
+            )
         me = threading.get_ident()
         with self._lock:
             if self._owner not in (None, me):

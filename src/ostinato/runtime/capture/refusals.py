@@ -23,7 +23,7 @@ class _Refusal:
     """One error of the driver."""
 
     name: str
-    """Its end, which runtime, driver and HIP share but for case and underscores."""
+    """Its end, after "error", which runtime, driver and HIP share but for case and underscores."""
     text: str
     """The driver's description."""
     error: type[CaptureError]
@@ -155,7 +155,7 @@ def typed_refusal(error: Exception) -> Exception:
 def _find(text: str) -> _Refusal | None:
     squeezed = text.replace("_", "").lower()
     for refusal in _REFUSALS:
-        if refusal.text in text or (refusal.name and refusal.name.lower() in squeezed):
+        if refusal.text in text or (refusal.name and f"error{refusal.name.lower()}" in squeezed):
             return refusal
     return None
 

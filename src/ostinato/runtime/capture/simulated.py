@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ostinato.errors import CaptureError, ClosedError, NestedCaptureError
-from ostinato.runtime.breaks import recording
+from ostinato.runtime.breaks import is_recording, recording
 from ostinato.runtime.capture.backend import BakedCall, CapturedGraph, DeviceUsage, GraphStep, PoolMemory
 from ostinato.runtime.capture.call_watch import refusing_calls
 from ostinato.runtime.capture.executables import ExecutableCounts, Executables, Placement
@@ -281,16 +281,18 @@ class SimulatedBackend:
         self._gate.check()
         if self._recorder is None:
             raise CaptureError("begin() outside session()", fix="open session() around the plan")
-        if self.is_capturing():
+        if is_recording():  # by another backend too
             raise NestedCaptureError("a segment is open already on this thread", fix="end it before beginning another")
         self._recorder.recording = _Recording()
         self._has_begun = True
         self._recorder.draws = False
         self._recorder.forbidden = self._functions.forbidden = forbid
-        self._open.enter_context(recording())
-        self._open.enter_context(refusing_jit())
-        self._open.enter_context(refusing_calls(self.device))
-        self._streams.begin()
+        with ExitStack() as opened:
+            opened.enter_context(recording())
+            opened.enter_context(refusing_jit())
+            opened.enter_context(refusing_calls(self.device))
+            self._streams.begin()
+            self._open = opened.pop_all()
         self._recorder.is_active = self._functions.is_active = True
 
     def end(self) -> CapturedGraph:

@@ -18,13 +18,15 @@ from typing import Any
 
 import torch
 
-from ostinato.errors import UnjoinedStreamError
+from ostinato.errors import HostSyncError, UnjoinedStreamError
 from ostinato.runtime.capture.diverted import diverted
 from ostinato.runtime.capture.forks import Fork, ForkLog
 from ostinato.runtime.ops import UNINITIALISED_OPS, op_name
 from ostinato.runtime.user_frames import user_frame
 
 __all__ = ["StreamApi", "StreamWatch", "cpu_streams", "cuda_streams", "not_forked", "unjoined"]
+
+_Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,7 @@ class StreamWatch:
     def session(self) -> Iterator[None]:
         """Watch this thread. The caller holds the process's only session (see `OpWatch`)."""
         stream, event = self._api.stream_class, self._api.event_class
-        methods = [
+        methods: list[tuple[type, str, _Wrap]] = [
             (stream, "wait_stream", self._wait_stream),
             (stream, "wait_event", self._wait_event),
             (stream, "record_event", self._record_event),
@@ -104,6 +106,9 @@ class StreamWatch:
         ]
         if isinstance(event.__new__, FunctionType):  # torch.cpu has none of its own, and no external events
             methods.append((event, "__new__", self._new))
+        for owner, name in ((stream, "synchronize"), (stream, "query"), (event, "synchronize"), (event, "query")):
+            if hasattr(owner, name):  # torch.cpu's streams have neither
+                methods.append((owner, name, self._asks(name)))
         self._thread = threading.get_ident()
         self._forget()
         try:
@@ -234,6 +239,12 @@ class StreamWatch:
             at=user_frame(),
         )
 
+    def _is_captured(self, target: Any) -> bool:
+        """Whether ``target`` is a stream of the open segment, or an event recorded in it that is not external."""
+        if isinstance(target, self._api.stream_class):
+            return self._log.has(self._api.key(target))
+        return self._log.is_of_segment(target) and (id(target) in self._plain or self._api.is_capturing is None)
+
     # What takes the place of torch's methods, with torch's names of arguments. Each passes through for other threads,
     # and inside of one another.
 
@@ -248,7 +259,7 @@ class StreamWatch:
 
     def _wait_stream(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wait_stream(waiting: Any, stream: Any) -> Any:
-            if not self._is_watched():
+            if not self._is_watched() or stream is None:  # None: torch's to refuse; elsewhere it is the current stream
                 return original(waiting, stream)
             event = object()  # stands for the one that torch makes inside, which is not external
             self._plain[id(event)] = event
@@ -297,6 +308,23 @@ class StreamWatch:
             return self._wait_for(waiting, event, lambda: self._runs_inside(original, event, stream))
 
         return wait
+
+    def _asks(self, method: str) -> _Wrap:
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            def ask(target: Any) -> Any:
+                if self._is_watched() and self._is_captured(target):
+                    name = f"{type(target).__name__}.{method}"
+                    raise HostSyncError(
+                        f"{name}() asks in a capture for its own work, which no device has begun",
+                        fix="move the call into a @graph_break function, or do it during warm_up",
+                        op=name,
+                        at=user_frame(),
+                    )
+                return original(target)
+
+            return ask
+
+        return wrap
 
 
 def unjoined(forks: list[Fork]) -> UnjoinedStreamError:

@@ -39,7 +39,7 @@ class Qualifier:
         subject: the callable.
         lock: held while graphs or the callable run.
         quarantine: takes bad keys out of service.
-        on_shadow_failed: told of a step that could not be compared, and of the error of its eager run.
+        on_shadow_failed: told of a step that could not be kept or compared, and of the error.
         owner: of the callable's state; by default it is all that can be seen.
     """
 
@@ -101,6 +101,7 @@ class Qualifier:
                 is_bitwise=subject.is_bitwise,
                 versions=subject.captured.versions,
                 counts=self.shadow_counts,
+                on_failed=self._on_shadow_failed,
             )
 
     def finish_shadow(self) -> None:

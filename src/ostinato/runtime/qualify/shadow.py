@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -86,7 +86,7 @@ class ShadowCounts:
     num_skipped: int = 0
     """Not kept, since another one still waited."""
     num_dropped: int = 0
-    """Kept and not compared: what they read was overwritten or has moved meanwhile, or their eager run failed."""
+    """Not compared: what they read was overwritten or has moved meanwhile, or a copy or the eager run failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +111,10 @@ class _Kept:
     """Of what is touched."""
     resume: Resume
     random: GeneratorStates
-    after: Mapping[str, torch.Tensor]
-    outputs: Any
-    versions: list[int]
+    after: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """Of the rows; this and what follows is known once the step has run."""
+    outputs: Any = None
+    versions: list[int] = field(default_factory=list)
 
 
 class Shadow:
@@ -127,6 +128,7 @@ class Shadow:
         is_bitwise: whether a replay must have the bits of eager.
         versions: of the weights that a key reads: others once one was written.
         counts: counted here.
+        on_failed: told of a step that could not be kept, and why: nobody else is.
     """
 
     def __init__(
@@ -139,6 +141,7 @@ class Shadow:
         is_bitwise: bool,
         versions: Callable[[GraphKey], list[int]],
         counts: ShadowCounts,
+        on_failed: Callable[[GraphKey, Exception], None],
     ) -> None:
         self._every = every
         self._owner = owner
@@ -149,6 +152,7 @@ class Shadow:
         self._kept: _Kept | None = None
         self._versions = versions
         self._counts = counts
+        self._on_failed = on_failed
 
     @property
     def kept_key(self) -> GraphKey | None:
@@ -172,28 +176,42 @@ class Shadow:
         if not is_due or self._kept is not None:
             self._counts.num_skipped += is_due
             return plan.replay(live.num_tokens)
-        key = plan.key
-        rows = self._owner.written(key, live)
+        kept = self._tried(plan.key, lambda: self._begin(plan, live, sizes))
+        outputs = plan.replay(live.num_tokens)
+        if kept is not None:
+            self._kept = self._tried(plan.key, lambda: self._complete(kept, outputs))
+        return outputs
+
+    def _tried(self, key: GraphKey, look: Callable[[], _Kept]) -> _Kept | None:
+        """What ``look`` keeps of a step; None if it fails, which the step itself must not."""
+        try:
+            return look()
+        except Exception as error:  # too little memory, or the owner's
+            self._counts.num_dropped += 1
+            self._on_failed(key, error)
+            return None
+
+    def _begin(self, plan: CapturedPlan, live: LiveBatch, sizes: Sizes) -> _Kept:
+        rows = self._owner.written(plan.key, live)
         buffers = self._wrapped.buffers
         inputs = buffers.arena[: buffers.num_bytes_at(sizes)]
         touched = {"(static inputs)": (inputs, None), **rows}
-        before = Snapshot(touched)
-        resume = self._owner.resume(key)
-        random = GeneratorStates(self._wrapped.device, self._generators.entries())
-        outputs = plan.replay(live.num_tokens)
-        self._kept = _Kept(
+        return _Kept(
             plan=plan,
             live=live,
             rows=rows,
             touched=touched,
-            before=before,
-            resume=resume,
-            random=random,
-            after=Snapshot(rows).saved,
-            outputs=map_tensors(self._owner.cut(key, live, outputs), torch.clone),
-            versions=self._versions(key),
+            before=Snapshot(touched),
+            resume=self._owner.resume(plan.key),
+            random=GeneratorStates(self._wrapped.device, self._generators.entries()),
         )
-        return outputs
+
+    def _complete(self, kept: _Kept, outputs: Any) -> _Kept:
+        key = kept.plan.key
+        kept.after = Snapshot(kept.rows).saved
+        kept.outputs = map_tensors(self._owner.cut(key, kept.live, outputs), torch.clone)
+        kept.versions = self._versions(key)
+        return kept
 
     def finish(self) -> ShadowVerdict | None:
         """Run the kept step eagerly, if there is one; what differed. Inputs and state are put back.

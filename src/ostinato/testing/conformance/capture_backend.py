@@ -347,7 +347,11 @@ class CaptureBackendConformance:
             backend.begin()
             with pytest.raises(NestedCaptureError):
                 backend.begin()
+            with pytest.raises(NestedCaptureError), backend.phase():
+                pass
             backend.abort()
+            with backend.phase():  # in a break, say
+                pass
             with pytest.raises(NestedCaptureError), backend.session():
                 pass
 

@@ -329,6 +329,30 @@ class SideStreamConformance:
             graph.close()
         self.is_as_new(backend)
 
+    @pytest.mark.parametrize("method", ["synchronize", "query"])
+    @pytest.mark.parametrize("what", ["event", "stream"])
+    def test_a_host_that_asks_for_work_of_the_capture_is_named(
+        self, backend: CaptureBackend, streams: Any, what: str, method: str
+    ) -> None:
+        if not hasattr(streams.Stream if what == "stream" else streams.Event, method):
+            pytest.skip("torch has no such call")
+        x = torch.ones(4, device=backend.device)
+
+        def program() -> None:
+            event, stream = streams.Event(), streams.current_stream()
+            getattr(event, method)()  # not recorded yet: nothing to ask for
+            x + 1
+            event.record(stream)
+            getattr(event if what == "event" else stream, method)()
+
+        with pytest.raises(HostSyncError, match=method) as caught:
+            self.segment(backend, program)
+        assert "side_streams.py" in caught.value.context["at"]
+        assert caught.value.__cause__ is None, "refused before the device does, whose capture stays valid"
+        with backend.phase(), backend.session():  # where a break would be
+            program()
+        self.is_as_new(backend)
+
     def test_what_fails_inside_of_a_fork_leaves_nothing(
         self, backend: CaptureBackend, streams: Any, wait: Wait
     ) -> None:

@@ -4,6 +4,8 @@ import importlib
 import importlib.util
 import sys
 import threading
+import zipfile
+from importlib.machinery import SourceFileLoader
 
 import pytest
 
@@ -37,8 +39,8 @@ def test_it_is_told_when_all_of_it_is_there(module):
         importlib.import_module(NAME)
     assert seen == [3]
     assert sys.meta_path == finders
-    loader = sys.modules[NAME].__spec__.loader
-    assert "exec_module" not in vars(loader)
+    arrived = sys.modules[NAME]
+    assert type(arrived.__spec__.loader) is SourceFileLoader and arrived.__loader__ is arrived.__spec__.loader
 
 
 def test_another_threads_import_counts(module):
@@ -78,3 +80,40 @@ def test_two_followers_do_not_ask_each_other_for_ever(module):
     with on_arrival(NAME, lambda _: seen.append("outer")), on_arrival(NAME, lambda _: seen.append("inner")):
         importlib.import_module(NAME)
     assert sorted(seen) == ["inner", "outer"]
+
+
+def test_a_folder_without_code_is_found_and_is_no_arrival(module):
+    seen = []
+    (module / "__init__.py").unlink()
+    with on_arrival(NAME, seen.append):
+        assert importlib.util.find_spec(NAME) is not None
+        assert importlib.import_module(f"{NAME}.inner").value == 3
+    assert seen == []
+
+
+def test_a_loader_that_serves_more_modules_tells_of_the_one_alone(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "both.zip", "w") as archive:
+        archive.writestr(f"{NAME}.py", "")
+        archive.writestr(f"{NAME}_too.py", "")
+    monkeypatch.syspath_prepend(tmp_path / "both.zip")
+    seen = []
+    with on_arrival(NAME, lambda arrived: seen.append(arrived.__name__)):
+        assert importlib.util.find_spec(NAME).loader.is_package(NAME) is False  # asked for, and not imported
+        importlib.import_module(f"{NAME}_too")
+        importlib.import_module(NAME)
+    assert seen == [NAME]
+    del sys.modules[NAME], sys.modules[f"{NAME}_too"]
+
+
+@pytest.mark.filterwarnings("ignore::ImportWarning")
+def test_a_finder_of_old_is_passed_over(module, monkeypatch):
+    class Old:
+        @staticmethod
+        def find_module(name, path=None):
+            return None
+
+    monkeypatch.setattr(sys, "meta_path", [Old, *sys.meta_path])
+    seen = []
+    with on_arrival(NAME, seen.append):
+        importlib.import_module(NAME)
+    assert seen == [sys.modules[NAME]]

@@ -16,6 +16,19 @@ class Thing:
         return (__class__, a)
 
 
+def logged(*args):
+    """A decorator whose free variables are called as the variables of our own code are."""
+    named = replacement = args
+
+    def decorate(function):
+        def logged_call(*given):
+            return function(*given), args, named, replacement
+
+        return logged_call
+
+    return decorate
+
+
 def doubling(original):
     return lambda *args, **named: (original(*args, **named), original(*args, **named))
 
@@ -47,6 +60,13 @@ def test_one_diversion_inside_of_another():
     assert Thing().with_cell() == (Thing, 1)
 
 
+def test_free_variables_may_have_any_name(monkeypatch):
+    monkeypatch.setattr(Thing, "plain", logged(7)(Thing.plain))
+    with diverted(Thing, "plain", doubling):
+        assert Thing().plain(3) == (((3, 2), (7,), (7,), (7,)),) * 2
+    assert Thing().plain(3) == ((3, 2), (7,), (7,), (7,))
+
+
 def test_what_is_raised_inside_can_be_looked_at():
     """A debugger and pytest read the variables of every frame, and those of a cell are there."""
 
@@ -67,3 +87,10 @@ def test_what_is_written_in_c_is_diverted_by_its_name(monkeypatch):
     with diverted(sys, "their_function", doubling):
         assert sys.their_function("abc") == (3, 3)
     assert sys.their_function is len
+
+
+def test_what_somebody_has_put_there_meanwhile_stays(monkeypatch):
+    monkeypatch.setattr(sys, "their_function", len, raising=False)
+    with diverted(sys, "their_function", doubling):
+        sys.their_function = max
+    assert sys.their_function is max

@@ -2,11 +2,14 @@
 
 import ctypes
 import math
+import sys
 
 import pytest
 import torch
 
-from ostinato.errors import CaptureError
+from ostinato.errors import CaptureError, NestedCaptureError
+from ostinato.runtime.breaks import is_recording
+from ostinato.runtime.capture import simulated
 from ostinato.runtime.capture.simulated import SimulatedBackend
 
 
@@ -154,3 +157,27 @@ def test_what_a_recording_has_frozen(backend):
     assert any(call.values == (("data", [7.0, 8.0]),) for call in graph.baked())
     graph.close()
     assert graph.baked() == []
+
+
+def test_a_segment_of_another_backend_is_no_place_to_begin_one(backend):
+    other = SimulatedBackend()
+    with other.phase(), other.session(), backend.phase(), backend.session():
+        backend.begin()
+        with pytest.raises(NestedCaptureError):
+            other.begin()
+        backend.abort()
+        other.begin()
+        other.abort()
+
+
+def test_what_fails_at_the_beginning_of_a_segment_leaves_nothing_open(backend, monkeypatch):
+    def failing(device):
+        raise ZeroDivisionError
+
+    finders = list(sys.meta_path)
+    with monkeypatch.context() as patch, backend.phase():
+        patch.setattr(simulated, "refusing_calls", failing)
+        with pytest.raises(ZeroDivisionError), backend.session():
+            backend.begin()
+        assert not is_recording() and sys.meta_path == finders
+    assert record(backend, lambda: torch.ones(2) + 1)[0].num_nodes

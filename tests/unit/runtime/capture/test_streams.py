@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ostinato.errors import UnjoinedStreamError
+from ostinato.errors import HostSyncError, UnjoinedStreamError
 from ostinato.runtime.capture.streams import StreamApi, StreamWatch, unjoined
 
 ADD = torch.ops.aten.add.Tensor
@@ -46,6 +46,9 @@ def api(device):
             event.record(self)
             return event
 
+        def query(self):
+            return True
+
     class Event:
         def __new__(cls, external=False):
             event = super().__new__(cls)
@@ -63,6 +66,9 @@ def api(device):
                 device.capturing.add(stream.stream_id)
             elif stream.stream_id in device.capturing:
                 raise RuntimeError("CUDA error: dependency created on uncaptured work in another stream")
+
+        def synchronize(self):
+            pass
 
     return StreamApi(
         stream_class=Stream,
@@ -142,6 +148,29 @@ def test_external_events_fork_nothing(segment, device):
     assert segment.watch.forks() == []
 
 
+def test_a_host_that_asks_for_the_captures_own_work_is_refused(segment):
+    side, event = segment.stream(), segment.event()
+    side.wait_stream(segment.main)
+    event.record(side)
+    for ask, name in ((side.query, r"Stream\.query"), (event.synchronize, r"Event\.synchronize")):
+        with pytest.raises(HostSyncError, match=name) as caught:
+            ask()
+        assert "test_streams.py" in caught.value.context["at"]
+
+
+def test_a_host_may_ask_for_other_work_as_far_as_the_device_lets_it(segment):
+    external, other, never = segment.event(external=True), segment.event(), segment.event()
+    external.record(segment.main)
+    other.record(segment.stream())
+    assert segment.stream().query()
+    for event in (external, other, never):
+        event.synchronize()
+    of_the_segment = segment.event()
+    of_the_segment.record(segment.main)
+    segment.watch.close()
+    of_the_segment.synchronize()
+
+
 @pytest.fixture
 def waits(api, device):
     """A capture that waits for an event which was recorded beside it; made before the session, or in it."""
@@ -193,6 +222,17 @@ def test_other_errors_of_a_wait_stay_what_they_are(segment, monkeypatch):
     monkeypatch.setattr(segment.event, "wait", lambda *_: (_ for _ in ()).throw(RuntimeError("lost")))
     with pytest.raises(RuntimeError, match="lost"):
         side.wait_event(event)
+
+
+def test_a_stream_that_is_none_is_no_fork(api, device):
+    asked = []
+    api = dataclasses.replace(api, is_capturing=lambda stream: asked.append(stream) or True)  # as torch takes None
+    watch, device.current = StreamWatch(api), api.stream_class()
+    with watch.session():
+        watch.begin()
+        with pytest.raises(AttributeError, match="record_event"):
+            api.stream_class().wait_stream(None)
+        assert watch.forks() == [] and asked == []
 
 
 def test_a_fork_that_nobody_saw_is_left_to_the_device_and_named_after_its_first_op(segment, device):

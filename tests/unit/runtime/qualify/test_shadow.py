@@ -9,6 +9,7 @@ import torch
 
 from ostinato.errors import ConfigError
 from ostinato.runtime import GraphConfig, Graphed, LiveBatch, Reason, graph_break
+from ostinato.runtime.qualify import WholeState
 from ostinato.telemetry import KeyQuarantined, MemorySink, ShadowFailed
 
 ROWS = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
@@ -122,6 +123,37 @@ def test_a_shadow_that_fails_harms_no_call():
         counts = graphed.shadow_counts
         assert (counts.num_compared, counts.num_dropped) == (1, 2)
         assert graphed.explain(ROWS).reason is Reason.EXACT, "a step that was not compared is no fault of its key"
+
+
+@pytest.mark.parametrize("fails_in", ["written", "cut"], ids=["before the replay", "after it"])
+def test_a_step_that_cannot_be_kept_is_served_all_the_same(fails_in):
+    class Owner(WholeState):
+        def fail(self, *asked):
+            raise ValueError("planted")
+
+    total, sink = torch.zeros(8), MemorySink()
+    owner = Owner({"total": total}, lambda outputs, num_live: outputs[:num_live])
+
+    def fn(x):
+        total.add_(1)
+        return x + total
+
+    config = GraphConfig(sizes=(4,), shadow_every=1, failures_to_quarantine=1)
+    with Graphed(fn, example=(ROWS,), config=config, shadow=owner, sinks=[sink]) as graphed:
+        graphed.warm_up()
+        graphed.capture()
+        total.zero_()
+        setattr(owner, fails_in, owner.fail)
+        assert torch.equal(graphed(ROWS), ROWS + 1) and torch.equal(total, torch.ones(8)), "it runs, and once"
+        assert [(e.key, e.error) for e in sink.events if isinstance(e, ShadowFailed)] == [
+            ("FULL tokens=4", "ValueError: planted")
+        ]
+        delattr(owner, fails_in)
+        assert torch.equal(graphed(ROWS), ROWS + 2)
+        graphed.finish_shadow()
+        counts = graphed.shadow_counts
+        assert (counts.num_compared, counts.num_skipped, counts.num_dropped) == (1, 0, 1)
+        assert graphed.explain(ROWS).reason is Reason.EXACT
 
 
 def test_a_frozen_number_is_found_while_serving():
