@@ -123,6 +123,7 @@ _OTHER = _Refusal(
     what="torch or the device refused a call in a capture",
     fix="move the call into a @graph_break function, or do it during warm_up",
 )
+_NEW_GENERATOR = "Cannot construct a new CUDAGeneratorImpl"
 _GENERATOR_WORDS = ("CUDA generator", "captur")  # torch's own, from a kernel that no watch sees
 _OTHER_WORDS = ("StreamCapture", "during CUDA graph capture", "capturing")
 
@@ -139,6 +140,8 @@ def typed_refusal(error: Exception) -> Exception:
     text = str(error)
     if all(word in text for word in _GENERATOR_WORDS):
         return unknown_generator("a kernel", at=raising_frame(error))
+    if _NEW_GENERATOR in text:
+        return unknown_generator("the callable", at=raising_frame(error))
     refusal = _find(text)
     if refusal is None and isinstance(error, RuntimeError) and any(word in text for word in _OTHER_WORDS):
         refusal = _OTHER
@@ -167,6 +170,7 @@ def _told_by_caller(error: Exception) -> _Refusal | None:
         return None
     frame = frames[-1]
     name = frame.f_code.co_name.lower()
-    if "synchronize" in name or name.endswith(("query", "elapsed_time")):
-        return _WAITS
-    return _LOADS if frame.f_globals.get("__name__", "").startswith("triton.") else None
+    module = frame.f_globals.get("__name__", "")
+    if "synchronize" in name or name.endswith(("query", "elapsed_time")) or module.startswith("torch."):
+        return _WAITS  # torch's own functions take memory of the pool; print() hides its look at the values
+    return _LOADS if module.startswith("triton.") else None

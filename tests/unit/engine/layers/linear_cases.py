@@ -138,6 +138,14 @@ def test_split_linear_and_the_norm_that_sums_its_parts(linears, rows, dtype, col
     close(normed, rms_norm(stream, norm.weight.float(), norm.eps))
 
 
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_a_norm_of_no_rows(has_residual):
+    """The logits of a step that samples nothing: the first chunk of a long prompt."""
+    x, norm = torch.empty(0, 64), norm_of(64, torch.float32)
+    out = launch_rms_norm(x, torch.empty(0, 64) if has_residual else None, norm.weight, norm.eps)
+    assert out.shape == (0, 64)
+
+
 def test_float16_holds_a_stream_whose_square_it_does_not(linears):
     layer, norm = projection(40, 96, torch.float16, has_bias=False), norm_of(96, torch.float16)
     norm.weight.mul_(8.0)

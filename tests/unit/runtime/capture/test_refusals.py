@@ -98,6 +98,7 @@ UNSUPPORTED = "CUDA error: operation not permitted when stream is capturing"
         ("synchronize", "torch.cuda", HostSyncError),
         ("deviceSynchronize", "cupy_backends.cuda.api.runtime", HostSyncError),
         ("query", "torch.cuda.streams", HostSyncError),
+        ("__init__", "torch._tensor_str", HostSyncError),
         ("load_binary", "triton.compiler.compiler", JitInCaptureError),
         ("alloc", "cupy.cuda.memory", CaptureError),
     ],
@@ -136,7 +137,13 @@ def test_other_errors_stay_what_they_are(error):
     assert typed_refusal(error) is error
 
 
-def test_a_draw_that_no_watch_sees_is_told_by_torchs_words():
-    text = "Attempt to increase offset for a CUDA generator not in capture mode."
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Attempt to increase offset for a CUDA generator not in capture mode.",
+        "Cannot construct a new CUDAGeneratorImpl during CUDA graph capture. If you need this call to be captured, ...",
+    ],
+)
+def test_a_draw_that_no_watch_sees_is_told_by_torchs_words(text):
     typed = typed_refusal(RuntimeError(text))
     assert isinstance(typed, UnknownGeneratorError) and "Graphed(state=...)" in str(typed)

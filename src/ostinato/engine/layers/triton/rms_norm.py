@@ -68,7 +68,7 @@ def launch_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: flo
     like = x if residual is None else residual
     out = torch.empty_like(like)
     num_rows = like.numel() // size
-    num_parts = x.numel() // like.numel()
+    num_parts = x.shape[0] if x.ndim > like.ndim else 1
     is_early = num_parts > 1 and can_launch_early(x.device)
     block = triton.next_power_of_2(size)
     jit_mark(f"rms_norm[{x.dtype},{out.dtype},{size},{residual is not None},{num_parts},{is_early}]")

@@ -204,11 +204,14 @@ class _LoweringObserver:
 
 
 def _inductor(module: torch.fx.GraphModule, example: list[Any]) -> Callable[..., Any]:
-    """Inductor's code for ``module``, without graphs of its own: ours are captured around it."""
+    """Inductor's code for ``module``, without graphs of its own: ours are captured around it.
+
+    Random numbers are those of eager, as in every other way to run a step; Inductor's own could not be compared.
+    """
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
-    with config.patch({"triton.cudagraphs": False}):
+    with config.patch({"triton.cudagraphs": False, "fallback_random": True}):
         return cast(Callable[..., Any], compile_fx(module, example))
 
 
