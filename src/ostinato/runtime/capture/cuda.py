@@ -37,7 +37,8 @@ from ostinato.runtime.capture.generation import Generation
 from ostinato.runtime.capture.generators import GeneratorLog, GeneratorStates
 from ostinato.runtime.capture.jit_watch import refusing_jit
 from ostinato.runtime.capture.refusals import is_unjoined, typed_refusal
-from ostinato.runtime.capture.streams import StreamWatch, cuda_streams, not_forked, unjoined
+from ostinato.runtime.capture.stream_api import cuda_streams
+from ostinato.runtime.capture.streams import StreamWatch, not_forked, unjoined
 from ostinato.runtime.capture.watch import OpWatch
 from ostinato.runtime.nest import tensors
 from ostinato.runtime.ops import op_name

@@ -28,7 +28,8 @@ from ostinato.runtime.capture.generators import GeneratorLog, GeneratorStates
 from ostinato.runtime.capture.jit_watch import refusing_jit
 from ostinato.runtime.capture.simulated_baked import baked_call, baked_constant
 from ostinato.runtime.capture.simulated_memory import Block, ExternalMemory, SimulatedPool, poison
-from ostinato.runtime.capture.streams import StreamWatch, cpu_streams, not_forked
+from ostinato.runtime.capture.stream_api import cpu_streams
+from ostinato.runtime.capture.streams import StreamWatch, not_forked
 from ostinato.runtime.capture.watch import FunctionWatch, OpWatch
 from ostinato.runtime.nest import map_tensors, tensors
 from ostinato.runtime.ops import UNINITIALISED_OPS, op_name, written_tensors

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ostinato.errors import HostSyncError, UnjoinedStreamError
-from ostinato.runtime.capture.streams import StreamApi, StreamWatch, unjoined
+from ostinato.runtime.capture.stream_api import StreamApi
+from ostinato.runtime.capture.streams import StreamWatch, unjoined
 
 ADD = torch.ops.aten.add.Tensor
 
