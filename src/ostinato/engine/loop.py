@@ -380,9 +380,7 @@ class EngineLoop:
         may_end[num_decodes:] = True
         if decodes is None:
             return may_end, None
-        # The token that the step computed and the one that it chose; where the next step is launched, its token
-        # counts as well.
-        near = decodes.within(3)
+        near = decodes.within(2)  # the token that the step computed and the one that it chose
         if near is not None:
             may_end[:num_decodes] = near
         for token_id in self._eos_token_ids:

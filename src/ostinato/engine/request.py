@@ -308,14 +308,15 @@ def deadline_in(timeout_s: float) -> float:
 def natural_finish(request: Request, *, eos_token_ids: Collection[int], max_model_len: int) -> FinishReason | None:
     """The reason for which the newest output token ends the request, or None. Stop strings are not looked at.
 
-    A stop token wins over a limit reached at the same token.
+    A stop token wins over a limit reached at the same token. Pending tokens are not counted: they are yet to come.
     """
     if not request.output_token_ids:
         return None
     newest, params = request.output_token_ids[-1], request.params
     if newest in params.stop_token_ids or (newest in eos_token_ids and not params.ignore_eos):
         return FinishReason.STOP
-    if len(request.output_token_ids) >= params.max_tokens or request.num_tokens >= max_model_len:
+    num_output = len(request.output_token_ids)
+    if num_output >= params.max_tokens or request.num_prompt_tokens + num_output >= max_model_len:
         return FinishReason.LENGTH
     return None
 

@@ -84,8 +84,9 @@ def test_a_stop_token_wins_over_the_limit(bench: Bench) -> None:
     assert joined(bench.run()["a"])[2] is FinishReason.STOP
 
 
-def test_the_model_length_ends(tokenizer: Tokenizer) -> None:
-    bench = Bench(tokenizer, max_model_len=8)
+@pytest.mark.parametrize("overlap", [False, True], ids=["in turn", "overlapped"])
+def test_the_model_length_ends(tokenizer: Tokenizer, overlap: bool) -> None:
+    bench = Bench(tokenizer, overlap=overlap, max_model_len=8)
     bench.add("a", letters("abcdefgh"), prompt=3, max_tokens=50)
     assert joined(bench.run()["a"]) == ("abcde", letters("abcde"), FinishReason.LENGTH)
 

@@ -225,8 +225,8 @@ class BatchWriter:
         """Add the pages that a request got since its row was written."""
         num_known, num_pages = int(self._capacities[row]) // self._page_size, len(request.pages)
         self._tables[row, num_known:num_pages] = request.pages[num_known:]
-        self._capacities[row] = num_pages * self._page_size
         self._changed_at[row] = self._num_writes
+        self._capacities[row] = num_pages * self._page_size
 
     def _entry(self, request: Request, batch: ScheduledBatch) -> _Entry:
         """What is known of a request."""

@@ -100,7 +100,7 @@ class EngineGraphs:
         if manifest is not None:
             graphed.leave_out(manifest.left_out(graphed.pending), why=f"says {config.manifest}")
         if config.capture == "background":
-            executor.prepare_later(graph_bytes=0 if manifest is None else manifest.graph_bytes)
+            executor.prepare_later(graph_bytes=0 if manifest is None else manifest.graph_bytes(graphed.pending))
             traffic = None if manifest is None else manifest.traffic
             self.background = BackgroundCapture(executor, share=config.capture_share, traffic=traffic)
         else:

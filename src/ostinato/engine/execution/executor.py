@@ -39,6 +39,7 @@ from ostinato.engine.execution.veto import why_no_full_graph
 from ostinato.engine.kvcache import LayerCache
 from ostinato.engine.layers import FusedLinears, SamplingHead, feed_ids
 from ostinato.engine.layers.linear_table import LinearTable, load_table, table_key
+from ostinato.engine.layers.linear_tiles import ROW_BUCKETS
 from ostinato.engine.layers.linear_tuning import tune_linears
 from ostinato.engine.models import DecoderModel
 from ostinato.engine.models.linear_shapes import linear_shapes
@@ -227,7 +228,7 @@ class Executor:
                     report = self.graphed.capture(on_key=on_key)
                     self.capture_seconds, self.capture_costs = report.seconds, report.costs
                 if self._device.type == "cuda":
-                    self._run_largest_step()
+                    self._run_eager_steps()
         finally:
             self.leave_step()
 
@@ -444,12 +445,15 @@ class Executor:
         self._kv = None  # type: ignore[assignment]
         self._model = self._token_counts = None  # type: ignore[assignment]  # `execute` is refused before their use
 
-    def _run_largest_step(self) -> None:
-        """Run the largest step that there can be, which may have no graph: so the allocator has memory for it."""
-        key = GraphKey(runtime_mode=RuntimeMode.PIECEWISE, num_tokens=self.limits.max_num_batched_tokens)
-        args, kwargs = self.graphed.made_up_call(key)
-        hidden = self.forward(*args, **kwargs)
-        self._model.compute_logits(hidden[: self.limits.max_num_reqs])
+    def _run_eager_steps(self) -> None:
+        """Run the largest step that there can be, so that the allocator has memory for it, and one for each kernel of
+        linear layers: they may have no graph, and none should be compiled while requests wait."""
+        most = self.limits.max_num_batched_tokens
+        for num_tokens in (most, *(size for size in ROW_BUCKETS if size < most)):
+            key = GraphKey(runtime_mode=RuntimeMode.PIECEWISE, num_tokens=num_tokens)
+            args, kwargs = self.graphed.made_up_call(key)
+            hidden = self.forward(*args, **kwargs)
+            self._model.compute_logits(hidden[: self.limits.max_num_reqs])
 
     def _prepare(self, key: GraphKey) -> None:
         """Fresh metadata before each warm-up run and capture of ``key``."""

@@ -12,7 +12,7 @@ import dataclasses
 import datetime
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -91,10 +91,16 @@ class CaptureManifest:
                 return empty, f"it is stale: {fact} was {there}, and is {here}"
         return found, ""
 
-    @property
-    def graph_bytes(self) -> int:
-        """What all graphs took."""
-        return sum(key.pool_bytes + key.driver_bytes for key in self.keys.values())
+    def graph_bytes(self, keys: Iterable[GraphKey]) -> int:
+        """What the graphs of ``keys`` took; 0 if one of them was never captured: a part would pass for the whole."""
+        total = 0
+        for key in keys:
+            known = self.keys.get(str(key), KeyVerdict(verdict=Verdict.PENDING))
+            num_bytes = known.pool_bytes + known.driver_bytes
+            if known.verdict is Verdict.PENDING and not num_bytes:
+                return 0
+            total += num_bytes
+        return total
 
     def left_out(self, keys: list[GraphKey]) -> dict[GraphKey, Reason]:
         """Those of ``keys`` that need not be tried, and why."""

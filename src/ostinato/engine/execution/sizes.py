@@ -42,7 +42,8 @@ def token_sizes_for(device_type: str, max_num_batched_tokens: int, layer_weights
         return _doubling(_FIRST_TOKENS, max_num_batched_tokens)
     largest = min(max_num_batched_tokens, max_captured_tokens(layer_weights))
     few = _doubling(_FIRST_TOKENS, min(largest, MAX_ROWS))
-    return tuple(sorted({*few, *(size for size in token_ladder(largest) if size > MAX_ROWS)}))
+    # One row has kernels of its own, which a lone decode without a full graph should find too.
+    return tuple(sorted({1, *few, *(size for size in token_ladder(largest) if size > MAX_ROWS)}))
 
 
 def decode_sizes_for(device_type: str, max_num_reqs: int) -> tuple[int, ...] | None:

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 __all__ = [
     "MAX_ROWS",
+    "ROW_BUCKETS",
     "LinearKind",
     "LinearShape",
     "LinearTiles",
@@ -23,8 +24,9 @@ __all__ = [
 MAX_ROWS = 128
 """Rows up to which a step's time is that of reading weights, so that it pays to stream them by our own kernels."""
 
-# The least rows that a tensor core multiplies.
-_MIN_TENSOR_ROWS = 16
+ROW_BUCKETS = (1, 16, 32, 64, 128)
+"""Numbers of rows that kernels are compiled for, see `row_bucket`. Tensor cores multiply 16 at least."""
+
 # Partial sums in registers.
 _MAX_SUMS_PER_THREAD = 128
 # Columns from which a layer is a vocabulary's head.
@@ -117,8 +119,8 @@ class LinearTiles:
 
 
 def row_bucket(num_rows: int) -> int:
-    """The smallest of 1, 16, 32, 64, 128 that holds ``num_rows`` (1 to 128)."""
-    return 1 if num_rows == 1 else max(_MIN_TENSOR_ROWS, _power_of_2_at_least(num_rows))
+    """The smallest of `ROW_BUCKETS` that holds ``num_rows`` (1 to 128)."""
+    return next(bucket for bucket in ROW_BUCKETS if bucket >= num_rows)
 
 
 def default_tiles(shape: LinearShape) -> LinearTiles | None:

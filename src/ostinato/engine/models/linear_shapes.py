@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ostinato.engine.layers.linear_tiles import LinearKind, LinearShape, row_bucket
+from ostinato.engine.layers.linear_tiles import ROW_BUCKETS, LinearKind, LinearShape, row_bucket
 from ostinato.engine.models.config import ModelConfig
 
 __all__ = ["linear_shapes"]
 
 
-def linear_shapes(
-    config: ModelConfig, *, dtype: str, rows: Iterable[int] = (1, 16, 32, 64, 128)
-) -> tuple[LinearShape, ...]:
+def linear_shapes(config: ModelConfig, *, dtype: str, rows: Iterable[int] = ROW_BUCKETS) -> tuple[LinearShape, ...]:
     """Each distinct projection of a layer and the head, at each bucket of ``rows``."""
     attended = config.num_heads * config.head_dim
     merged = attended + 2 * config.num_kv_heads * config.head_dim

@@ -2,9 +2,9 @@
 
 On CUDA into pinned memory, behind an event. `HostCopy` holds one copy, in memory of its own; a `CopyRing` keeps the
 memory and the event of a copy that was used for the next of its length, since making them costs a step more than the
-copy, and the steps that give first tokens are those whose lengths change. One
-that is never given back is never written over, and torch's caching host allocator hands its memory out again only
-when the copy has run. Called by `PendingSample`.
+copy, and the steps that give first tokens are those whose lengths change. One that is never given back is never written
+over, and torch's caching host allocator hands its memory out again only when the copy has run. Called by
+`PendingSample`.
 """
 
 from __future__ import annotations

@@ -263,6 +263,48 @@ def test_linear_kernels_are_measured_when_asked(
     executor.close()
 
 
+@pytest.mark.parametrize(
+    ("limits", "steps"),
+    [
+        ((1, 1), [(1, 1)]),
+        ((20, 40), [(40, 20), (1, 1), (16, 16), (32, 20)]),
+        ((3, 200), [(200, 3), (1, 1), (16, 3), (32, 3), (64, 3), (128, 3)]),
+    ],
+)
+def test_every_linear_kernel_runs_before_requests_come(
+    tiny_dir: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    limits: tuple[int, int],
+    steps: list[tuple[int, int]],
+) -> None:
+    """A mode may have no graph that computes logits of so many rows, or none at all."""
+    num_reqs, num_tokens = limits
+    config = EngineConfig(
+        model=str(tiny_dir("llama")),
+        device="cpu",
+        mode="piecewise",
+        kv_tokens=64,
+        max_model_len=64,
+        max_num_reqs=num_reqs,
+        max_num_batched_tokens=num_tokens,
+    )
+    executor = Executor(load_model(config))
+    model, ran = executor.model, list[tuple[int, int]]()
+    forward, compute_logits = model.forward, model.compute_logits
+    monkeypatch.setattr(model, "forward", lambda ids, at: ran.append((len(ids), 0)) or forward(ids, at))
+
+    def logits(hidden: torch.Tensor) -> torch.Tensor:
+        ran[-1] = (ran[-1][0], len(hidden))
+        return compute_logits(hidden)
+
+    monkeypatch.setattr(model, "compute_logits", logits)
+    with torch.inference_mode():
+        executor._run_eager_steps()  # as `capture` does on CUDA
+    assert ran == steps
+    executor.leave_step()
+    executor.close()
+
+
 def test_without_cuda_there_is_nothing_to_measure(tiny_dir: Callable[[str], Path]) -> None:
     loaded = load_model(EngineConfig(model=str(tiny_dir("llama")), device="cpu", kv_tokens=64, tune_linears=True))
     assert loaded.config.tune_linears is False and "CUDA" in loaded.reasons["tune_linears"]

@@ -115,17 +115,49 @@ def test_background_capture_follows_the_traffic_of_the_last_start(
         assert first is not None and first.kind == "full decode", "the largest, of 32 tokens, saw two steps"
 
 
-def test_room_is_left_for_the_graphs_that_are_to_come(
-    start: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settled: list[dict[str, Any]] = []
-
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """How the memory of each KV cache was settled."""
+    calls: list[dict[str, Any]] = []
     settle = KvPool.settle
-    monkeypatch.setattr(KvPool, "settle", lambda self, **how: (settled.append(how), settle(self, **how))[1])
+    monkeypatch.setattr(KvPool, "settle", lambda self, **how: (calls.append(how), settle(self, **how))[1])
+    return calls
+
+
+def test_room_is_left_for_the_graphs_that_are_to_come(start: Callable[..., LLM], settled: list[dict[str, Any]]) -> None:
     with start() as llm:
         pool_bytes = llm.stats()["graphs"]["pool_bytes"]
     start(capture="background").close()
     assert settled == [{}, {"less_bytes": pool_bytes}]
+
+
+def test_room_is_left_for_the_planned_graphs_alone(
+    start: Callable[..., LLM], tmp_path: Path, settled: list[dict[str, Any]]
+) -> None:
+    """The file may know sizes that were taken into service since, or that a ladder no longer has."""
+    with start() as llm:
+        pool_bytes = llm.stats()["graphs"]["pool_bytes"]
+    document = read(tmp_path)
+    document["keys"]["full decode, tokens=3"] = {"verdict": "captured", "pool_bytes": 12345, "driver_bytes": 0}
+    (tmp_path / "manifest.json").write_text(json.dumps(document))
+    start(capture="background").close()
+    assert settled[-1] == {"less_bytes": pool_bytes}
+
+
+@pytest.mark.parametrize("is_absent", [True, False])
+def test_what_is_known_of_some_graphs_alone_reserves_nothing(
+    start: Callable[..., LLM], tmp_path: Path, settled: list[dict[str, Any]], is_absent: bool
+) -> None:
+    """The last start ended before all were captured, or planned other sizes: the guess leaves more room."""
+    start().close()
+    document = read(tmp_path)
+    name = next(iter(document["keys"]))
+    del document["keys"][name]
+    if not is_absent:
+        document["keys"][name] = {"verdict": "pending", "pool_bytes": 0, "driver_bytes": 0}
+    (tmp_path / "manifest.json").write_text(json.dumps(document))
+    start(capture="background").close()
+    assert settled[-1] == {"share": 0.5}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from ostinato.engine.layers import FusedLinears, Linear, RMSNorm, fused_linear
 from ostinato.engine.layers.linear_table import LinearTable
 from ostinato.engine.layers.linear_tiles import LinearKind, LinearTiles
 from ostinato.engine.layers.rms_norm import rms_norm
+from ostinato.engine.layers.triton.matrix_linear import launch_matrix
 from ostinato.engine.layers.triton.rms_norm import launch_rms_norm
 from ostinato.engine.models import ModelConfig, build_model, decoder, decoder_layer
 
@@ -136,6 +137,16 @@ def test_split_linear_and_the_norm_that_sums_its_parts(linears, rows, dtype, col
     normed = launch_rms_norm(parts, residual, norm.weight, norm.eps)
     close(residual, stream)
     close(normed, rms_norm(stream, norm.weight.float(), norm.eps))
+
+
+def test_a_gated_tile_wider_than_what_is_prefetched():
+    """Of 512 rows of the weight, whose first lines alone are more than a program asks for in advance."""
+    layer = projection(1024, 64, torch.float32, has_bias=False)
+    x, out = torch.randn(3, 64), torch.empty(3, 512)
+    tiles = LinearTiles(block_n=256, block_k=64, num_warps=4)
+    launch_matrix(x, layer.weight, out, tiles=tiles, is_gated=True)
+    gate, up = product(x, layer).chunk(2, dim=-1)
+    close(out, silu(gate) * up)
 
 
 @pytest.mark.parametrize("has_residual", [False, True])

@@ -78,12 +78,12 @@ def _matrix_kernel(
     is_row = row < num_rows
     depth = tl.arange(0, BLOCK_K)
     if USE_PDL:
-        if NUM_LINES > 0:  # the weight never changes: it is on its way before the input is complete
-            start = tl.minimum(column, N - 1).to(tl.int64)[:, None] * K
-            line = tl.minimum(begin + tl.arange(0, NUM_LINES) * LINE, K - 1)[None, :]
-            _prefetch(weight + start + line)
-            if IS_GATED:
-                _prefetch(weight + N * K + start + line)
+        # The weight never changes: it is on its way before the input is complete.
+        start = tl.minimum(column, N - 1).to(tl.int64)[:, None] * K
+        line = tl.minimum(begin + tl.arange(0, NUM_LINES) * LINE, K - 1)[None, :]
+        _prefetch(weight + start + line)
+        if IS_GATED:
+            _prefetch(weight + N * K + start + line)
         gdc_launch_dependents()
         gdc_wait()
 
@@ -140,7 +140,7 @@ def launch_matrix(
     assert splits == 1 or not is_gated, "a product of sums is no sum"
     num_turns = triton.cdiv(triton.cdiv(depth, tiles.block_k), splits)
     rows, is_early = max(_MIN_ROWS, row_bucket(num_rows)), use_pdl and tiles.is_early
-    lines_a_row = _PREFETCH_BYTES // _LINE_BYTES // (tiles.block_n * (2 if is_gated else 1))
+    lines_a_row = max(1, _PREFETCH_BYTES // _LINE_BYTES // (tiles.block_n * (2 if is_gated else 1)))
     jit_mark(
         f"matrix_linear[{x.dtype},{out.dtype},{columns},{depth},{rows},{tiles},{bias is not None},"
         f"{is_gated},{is_early}]"
