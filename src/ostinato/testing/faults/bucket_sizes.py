@@ -79,8 +79,8 @@ PEAK_ABOVE_BUCKETS = Fault(
     row=26,
     title="the largest live size lies just above the largest bucket: the peak always falls to eager, silently",
     source="vllm#40734, #57355, sglang#33483",
-    protection="a `GraphConfig`'s default ladder ends at the largest step; above an engine's, and the user's own sizes, "
-    "steps count as OVER_LARGEST",
+    protection="a `GraphConfig`'s default ladder ends at the largest step; above an engine's, and the user's own "
+    "sizes, steps count as OVER_LARGEST",
     cost="none",
     plant=Plant(protected=_protected_peak, unprotected=_unprotected_peak),
 )
