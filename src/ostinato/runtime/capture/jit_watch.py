@@ -17,6 +17,7 @@ from typing import Any
 from ostinato.errors import JitInCaptureError
 from ostinato.runtime.breaks import is_recording
 from ostinato.runtime.capture.arrival import on_arrival
+from ostinato.runtime.capture.diverted import diverted
 from ostinato.runtime.user_frames import user_frame
 
 __all__ = ["refusing_jit"]
@@ -38,10 +39,10 @@ def _ask(triton: Any, stack: ExitStack) -> None:
     """Put our hooks into Triton, until ``stack`` is closed."""
     place = _hook_place(triton)
     if place is not None:
-        stack.enter_context(_replaced(*place, _cache_hook(getattr(*place))))
+        stack.enter_context(diverted(*place, _cache_hook))
     tuner: Any = getattr(sys.modules.get("triton.runtime.autotuner"), "Autotuner", None)
     if hasattr(tuner, "_bench"):
-        stack.enter_context(_replaced(tuner, "_bench", _bench(tuner._bench)))
+        stack.enter_context(diverted(tuner, "_bench", _bench))
 
 
 def _hook_place(triton: Any) -> tuple[Any, str] | None:
@@ -51,18 +52,6 @@ def _hook_place(triton: Any) -> tuple[Any, str] | None:
         return knobs, "jit_cache_hook"
     function = getattr(triton, "JITFunction", None)
     return (function, "cache_hook") if hasattr(function, "cache_hook") else None
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Put ``value`` in; take it out again, unless somebody has put another in its place meanwhile."""
-    previous = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if getattr(owner, name) is value:
-            setattr(owner, name, previous)
 
 
 def _cache_hook(previous: Callable[..., Any] | None) -> Callable[..., Any]:
