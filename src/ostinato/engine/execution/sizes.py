@@ -1,7 +1,7 @@
 """Which buckets and KV tiers an engine captures when the user named none. Pure arithmetic.
 
 On a GPU a graph is cheap, so ladders are dense where padding costs something: up to 128 tokens of a mixed step share
-the kernels of the next power of two anyway. On a CPU simulated graphs cost compute at capture, and a wide block table
+the kernels of a few numbers of rows anyway. On a CPU simulated graphs cost compute at capture, and a wide block table
 costs compute at every step; so there ladders are sparse and decode has a tier for short contexts.
 """
 
@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from ostinato.engine.layers.linear_tiles import MAX_ROWS
+from ostinato.engine.layers.linear_tiles import MAX_ROWS, ROW_BUCKETS
 from ostinato.runtime import token_ladder
 
 __all__ = ["decode_sizes_for", "kv_tiers_for", "max_captured_tokens", "token_sizes_for"]
 
-# What tensor cores multiply at least.
-_FIRST_TOKENS: Final = 16
 # An H200 multiplies by a layer's weights for as long as the host launches its kernels, some 0.3 ms, when tokens times
 # weights are so many.
 _TOKENS_TIMES_WEIGHTS: Final = 1e11
@@ -39,11 +37,11 @@ def max_captured_tokens(layer_weights: int) -> int:
 def token_sizes_for(device_type: str, max_num_batched_tokens: int, layer_weights: int) -> tuple[int, ...]:
     """Token buckets of mixed steps; on a GPU up to `max_captured_tokens`."""
     if device_type == "cpu":
-        return _doubling(_FIRST_TOKENS, max_num_batched_tokens)
+        return _doubling(16, max_num_batched_tokens)
     largest = min(max_num_batched_tokens, max_captured_tokens(layer_weights))
-    few = _doubling(_FIRST_TOKENS, min(largest, MAX_ROWS))
-    # One row has kernels of its own, which a lone decode without a full graph should find too.
-    return tuple(sorted({1, *few, *(size for size in token_ladder(largest) if size > MAX_ROWS)}))
+    few = (size for size in ROW_BUCKETS if size < largest)
+    more = (size for size in token_ladder(largest) if size > MAX_ROWS)
+    return tuple(sorted({*few, *more, largest}))
 
 
 def decode_sizes_for(device_type: str, max_num_reqs: int) -> tuple[int, ...] | None:

@@ -150,7 +150,7 @@ def _one_row(shape: LinearShape) -> LinearTiles:
 
 
 def _split(shape: LinearShape) -> LinearTiles:
-    tiles = _deep(shape) if shape.num_rows < MAX_ROWS else _matrix(64, 64, 6, 8)
+    tiles = _deep(shape)
     splits = 1
     while splits * _num_tiles(shape, tiles) < _MIN_PROGRAMS and 2 * splits <= _num_turns(shape, tiles) // 2:
         splits *= 2
@@ -158,7 +158,7 @@ def _split(shape: LinearShape) -> LinearTiles:
 
 
 def _gated(shape: LinearShape) -> LinearTiles:
-    tiles = _deep(shape) if shape.num_rows < MAX_ROWS else _matrix(64, 64, 6, 8)
+    tiles = _deep(shape)
     if _num_tiles(shape, tiles) <= _MIN_PROGRAMS + 16:  # one program for each multiprocessor
         return tiles
     # Wide tiles leave no room for the kernel behind.
@@ -175,7 +175,9 @@ def _plain(shape: LinearShape) -> LinearTiles | None:
 
 
 def _deep(shape: LinearShape) -> LinearTiles:
-    return _matrix(64, 128, 5, 4) if shape.num_rows <= 32 else _matrix(64, 64, 8, 4)
+    if shape.num_rows <= 32:
+        return _matrix(64, 128, 5, 4)
+    return _matrix(64, 64, 8, 4) if shape.num_rows <= 64 else _matrix(64, 64, 6, 8)
 
 
 def _wide(shape: LinearShape) -> LinearTiles:

@@ -15,22 +15,21 @@ def linear_shapes(config: ModelConfig, *, dtype: str, rows: Iterable[int] = ROW_
     attended = config.num_heads * config.head_dim
     merged = attended + 2 * config.num_kv_heads * config.head_dim
     hidden = config.hidden_size
-    one_row = (
-        (LinearKind.NORM_LINEAR, merged, hidden),
-        (LinearKind.LINEAR_ADD, hidden, attended),
-        (LinearKind.NORM_GATED_LINEAR, config.intermediate_size, hidden),
-        (LinearKind.LINEAR_ADD, hidden, config.intermediate_size),
-        (LinearKind.NORM_LINEAR, config.vocab_size, hidden),
-    )
-    more_rows = (
-        (LinearKind.LINEAR, merged, hidden),
-        (LinearKind.SPLIT_LINEAR, hidden, attended),
-        (LinearKind.GATED_LINEAR, config.intermediate_size, hidden),
-        (LinearKind.SPLIT_LINEAR, hidden, config.intermediate_size),
-        (LinearKind.LINEAR, config.vocab_size, hidden),
+    projections = (  # its kind for one row, its kind for more, columns, depth
+        (LinearKind.NORM_LINEAR, LinearKind.LINEAR, merged, hidden),
+        (LinearKind.LINEAR_ADD, LinearKind.SPLIT_LINEAR, hidden, attended),
+        (LinearKind.NORM_GATED_LINEAR, LinearKind.GATED_LINEAR, config.intermediate_size, hidden),
+        (LinearKind.LINEAR_ADD, LinearKind.SPLIT_LINEAR, hidden, config.intermediate_size),
+        (LinearKind.NORM_LINEAR, LinearKind.LINEAR, config.vocab_size, hidden),
     )
     return tuple(
-        LinearShape(kind=kind, num_rows=num_rows, out_features=columns, in_features=depth, dtype=dtype)
+        LinearShape(
+            kind=for_one if num_rows == 1 else for_more,
+            num_rows=num_rows,
+            out_features=columns,
+            in_features=depth,
+            dtype=dtype,
+        )
         for num_rows in sorted({row_bucket(count) for count in rows})
-        for kind, columns, depth in dict.fromkeys(one_row if num_rows == 1 else more_rows)
+        for for_one, for_more, columns, depth in dict.fromkeys(projections)
     )
