@@ -5,20 +5,11 @@ import torch
 
 from ostinato.errors import UnjoinedStreamError
 from ostinato.runtime import GraphConfig, Graphed, graph_break
-from ostinato.runtime.capture import select_backend
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-
-
-@pytest.fixture
-def backend():
-    backend = select_backend("cuda")
-    with torch.no_grad():
-        yield backend
-    backend.close()
 
 
 def segment(backend, fn):

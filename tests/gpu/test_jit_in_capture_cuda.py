@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from ostinato.errors import JitInCaptureError, UnjoinedStreamError
-from ostinato.runtime.capture import select_backend
 
 triton = pytest.importorskip("triton")
 import triton.language as tl  # noqa: E402
@@ -29,14 +28,6 @@ def add_kernel(x, y, n: tl.constexpr):
 def tuned_kernel(x, y, rows, n: tl.constexpr):
     at = tl.arange(0, n)
     tl.store(y + at, tl.load(x + at) + rows)
-
-
-@pytest.fixture
-def backend():
-    backend = select_backend("cuda")
-    with torch.no_grad():
-        yield backend
-    backend.close()
 
 
 def segment(backend, fn):

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from ostinato.errors import CaptureError, HostSyncError
-from ostinato.runtime.capture import select_backend
 from ostinato.runtime.memory import driver
 
 pytestmark = [
@@ -15,15 +14,6 @@ pytestmark = [
 ]
 
 UNSUPPORTED = 900  # CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
-
-
-@pytest.fixture
-def backend():
-    backend = select_backend("cuda")
-    torch.cuda.synchronize()
-    with torch.no_grad():
-        yield backend
-    backend.close()
 
 
 def segment(backend, fn):
