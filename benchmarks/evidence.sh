@@ -28,8 +28,22 @@ checks() { bench checks --model $small; }
 dispatch() { bench dispatch --model $small; }
 surface() { bench surface --model $small; }
 executables() { bench executables --model $small; }
-startup() { bench startup --model $small --modes auto && bench startup --model $small --modes auto --capture background; }
-startup_large() { bench startup --model $large --modes auto --repeats 1; }
+startup() ( # a start before each fills the caches: byte code, as an installation by pip leaves it, and kernels
+    caches
+    for capture in eager background; do
+        ostinato bench startup --model $small --modes auto --load-format dummy --capture $capture --repeats 1 &&
+            bench startup --model $small --modes auto --capture $capture --repeats 5 || exit 1
+    done
+)
+startup_large() (
+    caches
+    ostinato bench startup --model $large --modes auto --load-format dummy --repeats 1 &&
+        bench startup --model $large --modes auto
+)
+caches() {
+    unset PYTHONDONTWRITEBYTECODE
+    export PYTHONPYCACHEPREFIX=${PYTHONPYCACHEPREFIX:-$(mktemp -d)}
+}
 memory() { # three shapes: predicted, and measured on a whole engine
     ostinato memory --model $small --load-format dummy --measure --json >"$out/memory_llama-3.2-1b.json" &&
         ostinato memory --model $large --load-format dummy --measure --json >"$out/memory_llama-3.1-8b.json" &&

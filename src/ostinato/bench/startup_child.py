@@ -12,6 +12,8 @@ import sys
 import time
 from typing import Any
 
+from ostinato.engine.head_start import head_start
+
 __all__ = ["main"]
 
 
@@ -36,6 +38,7 @@ def main() -> None:
     """Print ``{"began", "imported", "loaded", "answered", "prepare_seconds", "capture_seconds", "graphs"}``."""
     began = time.monotonic()
     asked: dict[str, Any] = json.load(sys.stdin)
+    head_start(asked["settings"]["device"])  # as `ostinato generate` does
     from ostinato import LLM, SamplingParams
 
     imported = time.monotonic()

@@ -20,6 +20,7 @@ from ostinato.cli.burst import Arrival, burst, play
 from ostinato.cli.options import Compile, Device, Dispatch, Json, Mode, Model, Partition
 from ostinato.cli.output import be_lenient, print_json, print_prompt, print_text
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
+from ostinato.engine.head_start import head_start
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -111,6 +112,7 @@ def _config(model: str, device: str) -> EngineConfig:
 
 
 def _play(config: EngineConfig, arrivals: Sequence[Arrival], progress: ProgressReporter, board: Board) -> Played:
+    head_start(config.device)  # before torch is imported
     from ostinato import LLM
 
     with LLM(config=config, progress=progress) as llm:

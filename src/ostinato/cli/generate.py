@@ -37,6 +37,7 @@ from ostinato.cli.options import (
 from ostinato.cli.output import print_json, print_prompt, print_text
 from ostinato.cli.prompts import has_chat_template, prompt_error, read_prompts
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
+from ostinato.engine.head_start import head_start
 from ostinato.engine.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -134,6 +135,7 @@ def _run(
     prompts: Sequence[str], params: SamplingParams, config: EngineConfig, *, chat: bool | None
 ) -> tuple[list[Answer], dict[str, Any]]:
     """Answers in the order of ``prompts``, and the engine's stats."""
+    head_start(config.device)  # before torch is imported
     from ostinato import LLM
     from ostinato.cli.progress import progress_on_stderr
 

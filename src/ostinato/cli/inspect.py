@@ -9,6 +9,7 @@ import typer
 from ostinato.cli.options import Attention, Compile, Device, Dtype, Json, LoadFormat, Mode, Model, Partition
 from ostinato.cli.output import print_json
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
+from ostinato.engine.head_start import head_start
 from ostinato.errors import ConfigError
 
 __all__ = ["inspect"]
@@ -44,6 +45,7 @@ def inspect(
         decode_sizes=(tokens,),
         token_sizes=(tokens,),
     )
+    head_start(config.device)  # before torch is imported
     from ostinato import LLM
     from ostinato.cli.progress import progress_on_stderr
 

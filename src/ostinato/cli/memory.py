@@ -23,6 +23,7 @@ from ostinato.cli.options import (
 )
 from ostinato.cli.output import print_json
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
+from ostinato.engine.head_start import head_start
 from ostinato.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def memory(
         max_num_reqs=max_num_reqs,
         kv_tokens=kv_tokens,
     )
+    head_start(config.device)  # before torch is imported
     from ostinato.cli.progress import progress_on_stderr
     from ostinato.engine.execution import forecast_memory, load_model
     from ostinato.engine.weights.progress import reporting

@@ -25,6 +25,7 @@ from ostinato.cli.options import (
 )
 from ostinato.cli.output import be_lenient, print_json
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
+from ostinato.engine.head_start import head_start
 
 if TYPE_CHECKING:
     from ostinato.engine.execution import KeyReport, QualificationReport
@@ -68,6 +69,7 @@ def qualify(
         max_model_len=max_model_len,
         seed=seed,
     )
+    head_start(config.device)  # before torch is imported
     from ostinato import LLM
     from ostinato.cli.progress import progress_on_stderr
 

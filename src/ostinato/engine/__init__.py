@@ -9,6 +9,7 @@ from ostinato._lazy import lazy_names
 if TYPE_CHECKING:
     from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
     from ostinato.engine.execution.step_query import StepQuery
+    from ostinato.engine.head_start import head_start
     from ostinato.engine.llm import LLM
     from ostinato.engine.loop import RequestUpdate
     from ostinato.engine.outputs import RequestOutput
@@ -23,6 +24,7 @@ __all__ = [
     "RequestUpdate",
     "SamplingParams",
     "StepQuery",
+    "head_start",
 ]
 
 _HOMES = {
@@ -34,6 +36,7 @@ _HOMES = {
     "RequestUpdate": "ostinato.engine.loop",
     "SamplingParams": "ostinato.engine.request",
     "StepQuery": "ostinato.engine.execution.step_query",
+    "head_start": "ostinato.engine.head_start",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from ostinato.bench import BenchConfig, Evidence, run_bench
 from ostinato.bench.end_to_end import decode_host_us
 from ostinato.bench.peers import registry
 from ostinato.bench.run import Run
-from ostinato.bench.scenarios import decode
+from ostinato.bench.scenarios import decode, startup
 from ostinato.bench.scenarios.dispatch import least, losses
 from ostinato.engine.config import EngineConfig
 from ostinato.errors import ConfigError
@@ -168,6 +169,17 @@ def test_startup(model: Path) -> None:
     assert all(row[f"{stage}_s"] > 0 for stage in stages)
     assert sum(row[f"{stage}_s"] for stage in stages) == pytest.approx(row["total_s"], abs=0.01)
     assert row["num_graphs"] == 1
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_a_start_that_compiles_every_source_says_so(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, writes: bool
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", not writes)
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path))  # nothing is cached there
+    monkeypatch.setattr(startup, "_row", lambda run, mode: {"mode": mode})
+    found = run(model, "startup", modes=("piecewise",), repeats=1)
+    assert any("byte code" in note for note in found.notes) is not writes
 
 
 def test_serve_at_a_rate_and_from_a_trace(model: Path, tmp_path: Path) -> None:

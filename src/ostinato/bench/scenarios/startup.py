@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
 import subprocess
@@ -37,9 +38,19 @@ def measure(run: Run) -> None:
     )
     if run.config.is_cold:
         run.evidence.note("caches of Triton and Inductor are empty at the start of each process")
+    if not _has_byte_code("torch"):
+        run.evidence.note("torch's byte code is not cached, and may not be: each process compiles its sources anew")
     for mode in run.config.modes or ("full_and_piecewise", "none"):
         with run.variant(mode):
             run.evidence.add(_row(run, mode))
+
+
+def _has_byte_code(package: str) -> bool:
+    """Whether processes find the byte code of ``package``, or leave it for those behind them."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None or not sys.dont_write_bytecode:
+        return True
+    return Path(importlib.util.cache_from_source(spec.origin)).exists()
 
 
 def _prompt_tokens(run: Run) -> int:

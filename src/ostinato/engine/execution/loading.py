@@ -11,7 +11,7 @@ import torch
 
 from ostinato.engine.config import EngineConfig, resolve_engine_config
 from ostinato.engine.execution.memory_budget import check_weights_fit
-from ostinato.engine.execution.triton_key import begin_triton_key
+from ostinato.engine.head_start import begin_triton_key
 from ostinato.engine.models import DecoderModel, ModelConfig, build_model
 from ostinato.engine.text import Tokenizer
 from ostinato.engine.weights import ModelFiles, ProgressReporter, checkpoint_dtype, iter_safetensors, resolve_model

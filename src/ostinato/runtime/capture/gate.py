@@ -12,12 +12,16 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from ostinato.errors import CaptureNotAllowedError, NestedCaptureError
 from ostinato.runtime.breaks import is_recording
 from ostinato.runtime.user_frames import user_frame
 
 __all__ = ["CaptureGate"]
+
+_IMMORTAL_SHARE: Final = 10
+"""Objects to one that may be frozen without anybody having asked for it."""
 
 
 class _Collector:
@@ -38,7 +42,7 @@ class _Collector:
                 self._was_enabled = gc.isenabled()
                 gc.collect()
                 gc.disable()
-                self._has_frozen = gc.get_freeze_count() == 0
+                self._has_frozen = not _is_frozen()
                 if self._has_frozen:
                     gc.freeze()
         try:
@@ -54,6 +58,12 @@ class _Collector:
 
 
 _collector = _Collector()
+
+
+def _is_frozen() -> bool:
+    """Whether the application froze its heap. From Python 3.12 on a collection counts immortal objects as frozen too:
+    some hundreds, beside the tens of thousands of a heap."""
+    return gc.get_freeze_count() > len(gc.get_objects()) // _IMMORTAL_SHARE
 
 
 class CaptureGate:

@@ -1,0 +1,158 @@
+"""What a start waits for begins in threads, where there is something to begin; what fails there fails nobody."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ostinato.engine import head_start as under_test
+from ostinato.engine.head_start import begin_triton_key, head_start
+
+
+@pytest.fixture(autouse=True)
+def once_a_test() -> Iterator[None]:
+    begin_triton_key.cache_clear()
+    yield
+    begin_triton_key.cache_clear()
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def plant(**names: Any) -> None:
+        cache = ModuleType("triton.runtime.cache")
+        vars(cache).update(names)
+        for name, module in {"triton": ModuleType("triton"), "triton.runtime": ModuleType("triton.runtime")}.items():
+            monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setitem(sys.modules, "triton.runtime.cache", cache)
+        monkeypatch.setattr(under_test, "find_spec", lambda name: name)
+
+    return plant
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """A driver with one device that writes its calls down, and a torch that was built for it."""
+    calls: list[tuple[Any, ...]] = []
+
+    def note(name: str, status: Callable[..., int]) -> Callable[..., int]:
+        return lambda *args: (calls.append((name, *args)), status(*args))[1]
+
+    library = SimpleNamespace(
+        cuInit=note("cuInit", lambda flags: 0),
+        cuDeviceGet=note("cuDeviceGet", lambda device, index: 0 if index == 0 else 101),
+        cuDevicePrimaryCtxRetain=note("cuDevicePrimaryCtxRetain", lambda context, device: 0),
+    )
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(under_test, "_is_cuda_build", lambda: True)
+    monkeypatch.setattr(under_test, "find_spec", lambda name: None)
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "EAGER")
+    return calls
+
+
+def wait(name: str) -> None:
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join(10)
+
+
+def names(calls: list[tuple[Any, ...]]) -> list[str]:
+    return [call[0] for call in calls]
+
+
+def test_the_key_is_worked_out_once_in_a_thread(plant: Callable[..., None]) -> None:
+    threads: list[threading.Thread] = []
+    plant(triton_key=lambda: threads.append(threading.current_thread()))
+    thread = begin_triton_key()
+    assert thread is not None and thread.daemon
+    thread.join(10)
+    assert begin_triton_key() is thread
+    assert threads == [thread]
+
+
+def test_another_triton_without_it_is_no_error(plant: Callable[..., None], recwarn: pytest.WarningsRecorder) -> None:
+    plant()
+    thread = begin_triton_key()
+    assert thread is not None
+    thread.join(10)
+    assert not thread.is_alive() and not recwarn.list  # pytest would warn of an exception in a thread
+
+
+def test_no_thread_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(under_test, "find_spec", lambda name: None)
+    assert begin_triton_key() is None
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda", "cuda:0"])
+def test_the_context_of_the_device_is_made(driver: list[tuple[Any, ...]], device: str) -> None:
+    head_start(device)
+    wait("ostinato-context")
+    assert names(driver) == ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"]
+    assert driver[1][2] == 0
+
+
+@pytest.mark.parametrize("device", ["cuda:7", "cuda:x"])
+def test_a_device_that_is_not_there_is_left_for_torch_to_refuse(driver: list[tuple[Any, ...]], device: str) -> None:
+    head_start(device)
+    wait("ostinato-context")
+    assert "cuDevicePrimaryCtxRetain" not in names(driver)
+
+
+def test_a_missing_driver_is_no_error(
+    driver: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    def missing(name: str) -> None:
+        raise OSError(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    head_start()
+    wait("ostinato-context")
+    assert not driver and not recwarn.list
+
+
+def test_nothing_begins_on_a_cpu(driver: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = threading.active_count()
+    head_start("cpu")
+    monkeypatch.setattr(under_test, "_is_cuda_build", lambda: False)
+    head_start()
+    assert threading.active_count() == before and not driver
+
+
+def test_the_interpreter_changes_hands_faster_until_the_key_is_there(
+    driver: list[tuple[Any, ...]], plant: Callable[..., None]
+) -> None:
+    usual, goes_on = sys.getswitchinterval(), threading.Event()
+    plant(triton_key=lambda: goes_on.wait(10))
+    head_start()
+    during = sys.getswitchinterval()
+    goes_on.set()
+    wait("ostinato-switching")
+    assert during == pytest.approx(0.0005)
+    assert sys.getswitchinterval() == pytest.approx(usual)
+
+
+@pytest.mark.parametrize("has_cuda", [True, False])
+def test_a_build_of_torch_with_cuda_is_known_by_its_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, has_cuda: bool
+) -> None:
+    (tmp_path / "lib").mkdir()
+    if has_cuda:
+        (tmp_path / "lib" / "libtorch_cuda.so").touch()
+    spec = importlib.util.spec_from_file_location(
+        "torch", tmp_path / "x.py", submodule_search_locations=[str(tmp_path)]
+    )
+    monkeypatch.setattr(under_test, "find_spec", lambda name: spec)
+    assert under_test._is_cuda_build() is has_cuda
+
+
+def test_it_imports_no_torch() -> None:
+    code = "import sys, ostinato.engine.head_start as h; h.head_start('cpu'); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
