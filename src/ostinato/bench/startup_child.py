@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from ostinato.engine.head_start import head_start
+from ostinato.engine.before_torch import head_start
 
 __all__ = ["main"]
 

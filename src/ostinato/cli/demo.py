@@ -19,8 +19,8 @@ from ostinato.cli.answers import Answer
 from ostinato.cli.burst import Arrival, burst, play
 from ostinato.cli.options import Compile, Device, Dispatch, Json, Mode, Model, Partition
 from ostinato.cli.output import be_lenient, print_json, print_prompt, print_text
+from ostinato.engine.before_torch import head_start
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
-from ostinato.engine.head_start import head_start
 
 if TYPE_CHECKING:
     from rich.console import Console

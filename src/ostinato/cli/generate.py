@@ -36,8 +36,8 @@ from ostinato.cli.options import (
 )
 from ostinato.cli.output import print_json, print_prompt, print_text
 from ostinato.cli.prompts import has_chat_template, prompt_error, read_prompts
+from ostinato.engine.before_torch import head_start
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
-from ostinato.engine.head_start import head_start
 from ostinato.engine.request import SamplingParams
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import typer
 
 from ostinato.cli.options import Attention, Compile, Device, Dtype, Json, LoadFormat, Mode, Model, Partition
 from ostinato.cli.output import print_json
+from ostinato.engine.before_torch import head_start
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
-from ostinato.engine.head_start import head_start
 from ostinato.errors import ConfigError
 
 __all__ = ["inspect"]

@@ -22,8 +22,8 @@ from ostinato.cli.options import (
     Partition,
 )
 from ostinato.cli.output import print_json
+from ostinato.engine.before_torch import head_start
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
-from ostinato.engine.head_start import head_start
 from ostinato.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from ostinato.cli.options import (
     Partition,
 )
 from ostinato.cli.output import be_lenient, print_json
+from ostinato.engine.before_torch import head_start
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
-from ostinato.engine.head_start import head_start
 
 if TYPE_CHECKING:
     from ostinato.engine.execution import KeyReport, QualificationReport

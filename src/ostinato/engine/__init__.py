@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from ostinato._lazy import lazy_names
 
 if TYPE_CHECKING:
+    from ostinato.engine.before_torch import head_start
     from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
     from ostinato.engine.execution.step_query import StepQuery
-    from ostinato.engine.head_start import head_start
     from ostinato.engine.llm import LLM
     from ostinato.engine.loop import RequestUpdate
     from ostinato.engine.outputs import RequestOutput
@@ -36,7 +36,7 @@ _HOMES = {
     "RequestUpdate": "ostinato.engine.loop",
     "SamplingParams": "ostinato.engine.request",
     "StepQuery": "ostinato.engine.execution.step_query",
-    "head_start": "ostinato.engine.head_start",
+    "head_start": "ostinato.engine.before_torch",
 }
 
 __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from ostinato.engine import head_start as under_test
-from ostinato.engine.head_start import begin_triton_key, head_start
+from ostinato.engine import before_torch as under_test
+from ostinato.engine.before_torch import begin_triton_key, head_start
 
 
 @pytest.fixture(autouse=True)
@@ -154,5 +154,5 @@ def test_a_build_of_torch_with_cuda_is_known_by_its_library(
 
 
 def test_it_imports_no_torch() -> None:
-    code = "import sys, ostinato.engine.head_start as h; h.head_start('cpu'); assert 'torch' not in sys.modules"
+    code = "import sys, ostinato.engine.before_torch as h; h.head_start('cpu'); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
