@@ -81,6 +81,7 @@ class ContinuousPeer:
         self._generation.max_new_tokens = settings.warm_up_tokens[1]
         self._batching = ContinuousBatchingConfig(
             allow_block_sharing=False,  # its prefix cache
+            use_cuda_graph=settings.device.startswith("cuda"),  # off by itself with this attention, and 7 times slower
             max_batch_tokens=settings.max_num_batched_tokens,
             max_memory_percent=0.8,
         )
