@@ -107,12 +107,12 @@ class FusedAttentionBackend(AttentionBackend, Protocol):
         k_norm: Tensor | None,
         eps: float,
     ) -> None:
-        """`write_kv` and `attend` on the merged projection, before rotation.
+        """`write_kv` and `attend` on the first ``metadata.num_tokens`` rows of the merged projection, before rotation.
 
         Args:
-            qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], contiguous.
-            rotary: [num_tokens, head_dim] float32: cosines, then sines, of each row's position.
-            out: [num_tokens, num_heads, head_dim], contiguous; written in place.
+            qkv: [num_rows, (num_heads + 2 * num_kv_heads) * head_dim], contiguous, num_rows >= num_tokens.
+            rotary: [num_rows, head_dim] float32: cosines, then sines, of each row's position.
+            out: [num_rows, num_heads, head_dim], contiguous; written in place, rows past ``num_tokens`` with zeros.
             q_norm: [head_dim] weight of the RMS norm of each query head, or None.
             k_norm: the same for keys.
             eps: of both norms.

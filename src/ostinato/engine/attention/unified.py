@@ -64,7 +64,4 @@ def rotary_paged_attention(
     context = get_forward_context()
     metadata, cache = context.metadata, context.caches[layer]
     backend = cast(FusedAttentionBackend, context.backend)
-    live = metadata.num_tokens
-    backend.rotary_attend(qkv[:live], rotary[:live], out[:live], cache, metadata, scale, q_norm, k_norm, eps)
-    if live < out.shape[0]:
-        out[live:].zero_()
+    backend.rotary_attend(qkv, rotary, out, cache, metadata, scale, q_norm, k_norm, eps)

@@ -150,6 +150,20 @@ def test_fused_mixed(make_batch, lens, uniform, padded, has_norm):
     close(*fused(batch, has_norm=has_norm))
 
 
+@pytest.mark.parametrize(
+    ("lens", "uniform"), [(([9, 1], [20, 40]), None), (([1, 1], [20, 40]), 1), (([2, 2], [20, 40]), 2)]
+)
+def test_fused_in_a_break_takes_the_live_rows_alone(make_batch, lens, uniform):
+    """A piecewise step's tensors have the rows of its bucket, and its metadata the number of live ones."""
+    batch = make_batch(*lens, uniform=uniform, padded_rows=40)
+    live = sum(lens[0])
+    batch.metadata.num_tokens = live
+    batch.metadata.slot_mapping[live:] = int(batch.metadata.block_tables[0, 0]) * 4  # a row that wrote would spoil it
+    out, expected = fused(batch, has_norm=False)
+    close(out, expected)
+    assert not out[live:].any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16])  # the interpreter multiplies no bfloat16; tests/gpu does
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_half_precision(make_batch, dtype, head_dim):

@@ -64,13 +64,17 @@ class TritonAttention:
         eps: float,
     ) -> None:
         """See `FusedAttentionBackend.rotary_attend`."""
+        live = metadata.num_tokens
         if metadata.uniform_query_len == 1:
             launch_fused_decode(
                 qkv, rotary, out, cache, metadata, scale, q_norm, k_norm, eps, self._workspace, use_pdl=self._use_pdl
             )
+            _zero_past(out, live)
             return
-        v = qkv.view(qkv.shape[0], -1, cache.head_dim)[:, -cache.num_kv_heads :]
-        k = torch.empty(v.shape, dtype=cache.key.dtype, device=v.device)
+        # Of the rows of ``qkv`` no slices are made: in a break each is paid for in every layer of every step.
+        width = cache.num_kv_heads * cache.head_dim
+        v = qkv.narrow(1, qkv.shape[1] - width, width)
+        k = torch.empty((live, width), dtype=cache.key.dtype, device=qkv.device)
         # `out` holds the rotated queries until attention overwrites them.
         launch_rotary_write(qkv, rotary, out, k, cache, metadata, q_norm, k_norm, eps)
         # What the cache would round is read back from it, so that later steps see the same values.
@@ -88,12 +92,20 @@ class TritonAttention:
         new: tuple[Tensor, Tensor] | None,
     ) -> None:
         query_len = metadata.uniform_query_len
-        padded_group = next_power_of_2(out.shape[1] // cache.num_kv_heads)
-        if query_len is not None and query_len * padded_group <= MAX_DECODE_ROWS:
-            launch_decode(q, out, cache, metadata, scale, query_len, self._workspace)
-        else:
-            launch_varlen(q, out, cache, metadata, scale, new)
+        if query_len is not None:
+            padded_group = next_power_of_2(out.shape[1] // cache.num_kv_heads)
+            if query_len * padded_group <= MAX_DECODE_ROWS:
+                launch_decode(q, out, cache, metadata, scale, query_len, self._workspace)
+                _zero_past(out, metadata.num_tokens)
+                return
+        launch_varlen(q, out, cache, metadata, scale, new)
 
     def warm_up(self, shape: AttentionShape) -> None:
         """See `AttentionBackend.warm_up`."""
         run_all_kernels(self, shape)
+
+
+def _zero_past(out: Tensor, live: int) -> None:
+    """Decode kernels write the rows of requests alone."""
+    if live < out.shape[0]:
+        out[live:].zero_()

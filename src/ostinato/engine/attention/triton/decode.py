@@ -7,16 +7,19 @@ no context (padding) come out as zeros. Called by `TritonAttention.attend`.
 
 from __future__ import annotations
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ostinato.engine.attention.launcher import Launcher
 from ostinato.engine.attention.metadata import AttentionMetadata
-from ostinato.engine.attention.triton.configs import LOG2_E, plan_decode
+from ostinato.engine.attention.triton.configs import LOG2_E, DecodeTiles, next_power_of_2, plan_decode
 from ostinato.engine.attention.triton.softmax import fold_context, merge_splits
 from ostinato.engine.attention.triton.workspace import SplitWorkspace
 from ostinato.engine.kvcache import LayerCache
-from ostinato.runtime.breaks import jit_mark
 
 __all__ = ["launch_decode"]
 
@@ -99,6 +102,27 @@ def _decode_kernel(
         tl.store(out + out_row[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=is_real[:, None])
 
 
+@functools.cache
+def _launcher(
+    dtype: torch.dtype,
+    query_len: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    rows: int,
+    tiles: DecodeTiles,
+) -> Launcher:
+    group = num_heads // num_kv_heads
+    return Launcher(
+        _decode_kernel,
+        f"decode[{dtype},{query_len},{num_heads},{num_kv_heads},{head_dim},{page_size},{tiles.block_n}]",
+        QUERY_LEN=query_len, GROUP=group, PADDED_GROUP=next_power_of_2(group), NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim, PAGE_SIZE=page_size, M=rows, BLOCK_N=tiles.block_n, MIN_BLOCKS=tiles.min_blocks,
+        AT_ONCE=tiles.merged_at_once, num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    )  # fmt: skip
+
+
 def launch_decode(
     q: Tensor,
     out: Tensor,
@@ -108,28 +132,25 @@ def launch_decode(
     query_len: int,
     workspace: SplitWorkspace,
 ) -> None:
-    """Attend with ``query_len`` rows a request; see `AttentionBackend.attend`."""
+    """Attend with ``query_len`` rows a request; see `AttentionBackend.attend`. Rows of ``out`` past them stay."""
+    _, page_size, num_kv_heads, head_dim = cache.key.shape
+    num_reqs, tables, num_heads = metadata.num_reqs, metadata.block_tables, out.shape[1]
     plan = plan_decode(
-        num_reqs=metadata.num_reqs,
-        max_context=metadata.block_tables.shape[1] * cache.page_size,
+        num_reqs=num_reqs,
+        max_context=tables.shape[1] * page_size,
         query_len=query_len,
-        num_heads=out.shape[1],
-        num_kv_heads=cache.num_kv_heads,
-        head_dim=cache.head_dim,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         dtype=q.dtype,
         device=q.device,
     )
     parts = workspace.reserve(plan, q.device)
-    jit_mark(
-        f"decode[{q.dtype},{query_len},{out.shape[1]},{cache.num_kv_heads},{cache.head_dim},{cache.page_size},"
-        f"{plan.tiles.block_n}]"
-    )
-    _decode_kernel[(metadata.num_reqs, cache.num_kv_heads, plan.num_splits)](
-        q, out, cache.key, cache.value, metadata.block_tables, metadata.seq_lens,
-        parts.peaks, parts.totals, parts.accs, parts.counters,
-        q.stride(0) // cache.head_dim, metadata.block_tables.stride(0), plan.num_splits, scale * LOG2_E,
-        QUERY_LEN=query_len, GROUP=plan.group, PADDED_GROUP=plan.padded_group, NUM_KV_HEADS=cache.num_kv_heads,
-        HEAD_DIM=cache.head_dim, PAGE_SIZE=cache.page_size, M=plan.rows, BLOCK_N=plan.tiles.block_n,
-        MIN_BLOCKS=plan.tiles.min_blocks, AT_ONCE=plan.tiles.merged_at_once,
-        num_warps=plan.tiles.num_warps, num_stages=plan.tiles.num_stages,
+    _launcher(q.dtype, query_len, num_heads, num_kv_heads, head_dim, page_size, plan.rows, plan.tiles)(
+        (num_reqs, num_kv_heads, plan.num_splits),
+        (
+            q, out, cache.key, cache.value, tables, metadata.seq_lens,
+            parts.peaks, parts.totals, parts.accs, parts.counters,
+        ),
+        q.stride(0) // head_dim, tables.stride(0), plan.num_splits, scale * LOG2_E,
     )  # fmt: skip

@@ -8,12 +8,16 @@ context; the cache is read only up to the token before it, so no program waits f
 
 from __future__ import annotations
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ostinato.engine.attention.launcher import Launcher
 from ostinato.engine.attention.metadata import AttentionMetadata
-from ostinato.engine.attention.triton.configs import LOG2_E, plan_decode
+from ostinato.engine.attention.triton.configs import LOG2_E, DecodeTiles, plan_decode
 from ostinato.engine.attention.triton.programmatic_launch import (
     can_launch_early,
     gdc_launch_dependents,
@@ -24,7 +28,6 @@ from ostinato.engine.attention.triton.rotary import norm_and_rotate
 from ostinato.engine.attention.triton.softmax import fold_context, merge_splits
 from ostinato.engine.attention.triton.workspace import SplitWorkspace
 from ostinato.engine.kvcache import LayerCache
-from ostinato.runtime.breaks import jit_mark
 
 __all__ = ["launch_fused_decode"]
 
@@ -139,6 +142,27 @@ def _fused_decode_kernel(
         tl.store(out + out_row[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=is_real[:, None])
 
 
+@functools.cache
+def _launcher(
+    dtype: torch.dtype,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    has_norm: bool,
+    is_early: bool,
+    rows: int,
+    tiles: DecodeTiles,
+) -> Launcher:
+    return Launcher(
+        _fused_decode_kernel,
+        f"fused_decode[{dtype},{num_heads},{num_kv_heads},{head_dim},{page_size},{has_norm},{is_early},{tiles.block_n}]",
+        GROUP=num_heads // num_kv_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, PAGE_SIZE=page_size,
+        HAS_NORM=has_norm, M=rows, BLOCK_N=tiles.block_n, MIN_BLOCKS=tiles.min_blocks, AT_ONCE=tiles.merged_at_once,
+        USE_PDL=is_early, num_warps=tiles.num_warps, num_stages=tiles.num_stages, **launch_options(is_early),
+    )  # fmt: skip
+
+
 def launch_fused_decode(
     qkv: Tensor,
     rotary: Tensor,
@@ -153,32 +177,34 @@ def launch_fused_decode(
     *,
     use_pdl: bool = False,
 ) -> None:
-    """One decode token a request; see `FusedAttentionBackend.rotary_attend`. ``use_pdl``: launch early if possible."""
+    """One decode token a request; see `FusedAttentionBackend.rotary_attend`. Rows of ``out`` past them stay.
+
+    ``use_pdl``: launch early if possible.
+    """
     is_early = use_pdl and can_launch_early(qkv.device)
+    _, page_size, num_kv_heads, head_dim = cache.key.shape
+    num_reqs, tables, num_heads = metadata.num_reqs, metadata.block_tables, out.shape[1]
     plan = plan_decode(
-        num_reqs=metadata.num_reqs,
-        max_context=metadata.block_tables.shape[1] * cache.page_size,
+        num_reqs=num_reqs,
+        max_context=tables.shape[1] * page_size,
         query_len=1,
-        num_heads=out.shape[1],
-        num_kv_heads=cache.num_kv_heads,
-        head_dim=cache.head_dim,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
         dtype=qkv.dtype,
         device=qkv.device,
     )
     parts = workspace.reserve(plan, qkv.device)
-    has_norm = q_norm is not None
-    jit_mark(
-        f"fused_decode[{qkv.dtype},{out.shape[1]},{cache.num_kv_heads},{cache.head_dim},{cache.page_size},"
-        f"{has_norm},{is_early},{plan.tiles.block_n}]"
+    launcher = _launcher(
+        qkv.dtype, num_heads, num_kv_heads, head_dim, page_size, q_norm is not None, is_early, plan.rows, plan.tiles
     )
-    _fused_decode_kernel[(metadata.num_reqs, cache.num_kv_heads, plan.num_splits)](
-        qkv, rotary, out, cache.key, cache.value,
-        rotary if q_norm is None else q_norm, rotary if k_norm is None else k_norm,
-        metadata.slot_mapping, metadata.block_tables, metadata.seq_lens,
-        parts.peaks, parts.totals, parts.accs, parts.counters,
-        metadata.block_tables.stride(0), plan.num_splits, scale * LOG2_E, eps,
-        GROUP=plan.group, NUM_KV_HEADS=cache.num_kv_heads, HEAD_DIM=cache.head_dim, PAGE_SIZE=cache.page_size,
-        HAS_NORM=has_norm, M=plan.rows, BLOCK_N=plan.tiles.block_n, MIN_BLOCKS=plan.tiles.min_blocks,
-        AT_ONCE=plan.tiles.merged_at_once, USE_PDL=is_early, num_warps=plan.tiles.num_warps,
-        num_stages=plan.tiles.num_stages, **launch_options(is_early),
+    launcher(
+        (num_reqs, num_kv_heads, plan.num_splits),
+        (
+            qkv, rotary, out, cache.key, cache.value,
+            rotary if q_norm is None else q_norm, rotary if k_norm is None else k_norm,
+            metadata.slot_mapping, tables, metadata.seq_lens,
+            parts.peaks, parts.totals, parts.accs, parts.counters,
+        ),
+        tables.stride(0), plan.num_splits, scale * LOG2_E, eps,
     )  # fmt: skip

@@ -11,14 +11,17 @@ Called by `TritonAttention`.
 
 from __future__ import annotations
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ostinato.engine.attention.launcher import Launcher
 from ostinato.engine.attention.metadata import AttentionMetadata
-from ostinato.engine.attention.triton.configs import LOG2_E, next_power_of_2, varlen_tiles
+from ostinato.engine.attention.triton.configs import LOG2_E, VarlenTiles, next_power_of_2, varlen_tiles
 from ostinato.engine.kvcache import LayerCache
-from ostinato.runtime.breaks import jit_mark
 
 __all__ = ["launch_varlen"]
 
@@ -205,6 +208,25 @@ def _varlen_kernel(
     tl.store(out + out_tile[:, None] + dims[None, :], result.to(out.dtype.element_ty), mask=is_real[:, None])
 
 
+@functools.cache
+def _launcher(
+    dtype: torch.dtype,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    tiles: VarlenTiles,
+    has_new: bool,
+) -> Launcher:
+    group = num_heads // num_kv_heads
+    return Launcher(
+        _varlen_kernel, f"varlen[{dtype},{num_heads},{num_kv_heads},{head_dim},{page_size},{tiles.block_m},{has_new}]",
+        GROUP=group, PADDED_GROUP=next_power_of_2(group), NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
+        PAGE_SIZE=page_size, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, HAS_NEW=has_new,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    )  # fmt: skip
+
+
 def launch_varlen(
     q: Tensor,
     out: Tensor,
@@ -213,27 +235,23 @@ def launch_varlen(
     scale: float,
     new: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Attend; see `AttentionBackend.attend`.
+    """Attend; see `AttentionBackend.attend`. Rows of ``out`` past the requests' become zeros, however many.
 
-    ``new``: keys and values of the step itself as they are in the cache, each [num_tokens, num_kv_heads, head_dim] with
-    whole heads from token to token; None reads all from the cache.
+    ``new``: keys and values of the step itself as they are in the cache, rows of [num_kv_heads, head_dim] with whole
+    heads from token to token; None reads all from the cache.
     """
-    num_tokens, num_heads, head_dim = out.shape
-    num_reqs = metadata.num_reqs
-    group = num_heads // cache.num_kv_heads
-    padded_group = next_power_of_2(group)
-    tiles = varlen_tiles(num_tokens=num_tokens, padded_group=padded_group, head_dim=head_dim, dtype=q.dtype)
+    _, page_size, num_kv_heads, head_dim = cache.key.shape
+    num_rows, num_heads, _ = out.shape
+    num_reqs, tables = metadata.num_reqs, metadata.block_tables
+    padded_group = next_power_of_2(num_heads // num_kv_heads)
+    tiles = varlen_tiles(num_tokens=metadata.num_tokens, padded_group=padded_group, head_dim=head_dim, dtype=q.dtype)
     block_q = tiles.block_m // padded_group
     new_key, new_value = (cache.key, cache.value) if new is None else new
-    jit_mark(
-        f"varlen[{q.dtype},{num_heads},{cache.num_kv_heads},{head_dim},{cache.page_size},{tiles.block_m},"
-        f"{new is not None}]"
-    )
-    _varlen_kernel[(cache.num_kv_heads, -(-num_tokens // block_q) + num_reqs)](
-        q, new_key, new_value, out, cache.key, cache.value, metadata.block_tables, metadata.seq_lens,
-        metadata.query_start, q.stride(0) // head_dim, new_key.stride(0) // head_dim,
-        new_value.stride(0) // head_dim, metadata.block_tables.stride(0), num_tokens, num_reqs, scale * LOG2_E,
-        GROUP=group, PADDED_GROUP=padded_group, NUM_KV_HEADS=cache.num_kv_heads, HEAD_DIM=head_dim,
-        PAGE_SIZE=cache.page_size, BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, HAS_NEW=new is not None,
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
+    _launcher(q.dtype, num_heads, num_kv_heads, head_dim, page_size, tiles, new is not None)(
+        (num_kv_heads, -(-num_rows // block_q) + num_reqs, 1),
+        (
+            q, new_key, new_value, out, cache.key, cache.value, tables, metadata.seq_lens, metadata.query_start,
+        ),
+        q.stride(0) // head_dim, new_key.stride(0) // head_dim, new_value.stride(0) // head_dim, tables.stride(0),
+        num_rows, num_reqs, scale * LOG2_E,
     )  # fmt: skip

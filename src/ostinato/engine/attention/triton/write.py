@@ -6,15 +6,18 @@ Padded rows carry slot 0 and land in the null page. Called by `TritonAttention`.
 
 from __future__ import annotations
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ostinato.engine.attention.launcher import Launcher
 from ostinato.engine.attention.metadata import AttentionMetadata
 from ostinato.engine.attention.triton.configs import next_power_of_2
 from ostinato.engine.attention.triton.rotary import norm_and_rotate
 from ostinato.engine.kvcache import LayerCache
-from ostinato.runtime.breaks import jit_mark
 
 __all__ = ["launch_rotary_write", "launch_write"]
 
@@ -94,14 +97,34 @@ def _rotary_write_kernel(
     tl.store(value + slot + dims, tl.load(line + (NUM_HEADS + NUM_KV_HEADS + kv_head) * HEAD_DIM + dims))
 
 
+@functools.cache
+def _write_launcher(dtype: torch.dtype, num_kv_heads: int, head_dim: int) -> Launcher:
+    width = num_kv_heads * head_dim
+    return Launcher(
+        _write_kernel, f"write[{dtype},{num_kv_heads},{head_dim}]",
+        HEAD_DIM=head_dim, WIDTH=width, BLOCK=next_power_of_2(width), num_warps=4,
+    )  # fmt: skip
+
+
+@functools.cache
+def _rotary_write_launcher(
+    dtype: torch.dtype, num_heads: int, num_kv_heads: int, head_dim: int, has_norm: bool
+) -> Launcher:
+    group = num_heads // num_kv_heads
+    return Launcher(
+        _rotary_write_kernel, f"rotary_write[{dtype},{num_heads},{num_kv_heads},{head_dim},{has_norm}]",
+        GROUP=group, PADDED_GROUP=next_power_of_2(group), NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
+        HAS_NORM=has_norm, num_warps=1 if group * head_dim <= 512 else 4,
+    )  # fmt: skip
+
+
 def launch_write(k: Tensor, v: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> None:
     """Store rows as they are; see `AttentionBackend.write_kv`."""
-    width = cache.num_kv_heads * cache.head_dim
-    jit_mark(f"write[{k.dtype},{cache.num_kv_heads},{cache.head_dim}]")
-    _write_kernel[(k.shape[0],)](
-        k, v, cache.key, cache.value, metadata.slot_mapping,
-        k.stride(0) // cache.head_dim, v.stride(0) // cache.head_dim,
-        HEAD_DIM=cache.head_dim, WIDTH=width, BLOCK=next_power_of_2(width), num_warps=4,
+    _, _, num_kv_heads, head_dim = cache.key.shape
+    _write_launcher(k.dtype, num_kv_heads, head_dim)(
+        (k.shape[0], 1, 1),
+        (k, v, cache.key, cache.value, metadata.slot_mapping),
+        k.stride(0) // head_dim, v.stride(0) // head_dim,
     )  # fmt: skip
 
 
@@ -119,19 +142,20 @@ def launch_rotary_write(
     """Norm and rotate queries into ``q_out``, keys into ``k_out`` and the cache; values go there as they are.
 
     Args:
-        qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], contiguous.
-        rotary: [num_tokens, head_dim] float32.
-        q_out: [num_tokens, num_heads, head_dim], contiguous.
-        k_out: [num_tokens, num_kv_heads, head_dim], contiguous, in the dtype of the cache.
+        qkv: [>= num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], contiguous.
+        rotary: [>= num_tokens, head_dim] float32.
+        q_out: [>= num_tokens, num_heads, head_dim], contiguous.
+        k_out: [>= num_tokens, num_kv_heads * head_dim], contiguous, in the dtype of the cache.
+        metadata: only its ``num_tokens`` rows are read and written.
         q_norm, k_norm: [head_dim] weights, or None.
     """
-    group = q_out.shape[1] // cache.num_kv_heads
-    has_norm = q_norm is not None
-    jit_mark(f"rotary_write[{qkv.dtype},{q_out.shape[1]},{cache.num_kv_heads},{cache.head_dim},{has_norm}]")
-    _rotary_write_kernel[(qkv.shape[0], cache.num_kv_heads)](
-        qkv, rotary, q_out, k_out, cache.key, cache.value,
-        rotary if q_norm is None else q_norm, rotary if k_norm is None else k_norm,
-        metadata.slot_mapping, eps,
-        GROUP=group, PADDED_GROUP=next_power_of_2(group), NUM_KV_HEADS=cache.num_kv_heads,
-        HEAD_DIM=cache.head_dim, HAS_NORM=has_norm, num_warps=1 if group * cache.head_dim <= 512 else 4,
+    _, _, num_kv_heads, head_dim = cache.key.shape
+    launcher = _rotary_write_launcher(qkv.dtype, q_out.shape[1], num_kv_heads, head_dim, q_norm is not None)
+    launcher(
+        (metadata.num_tokens, num_kv_heads, 1),
+        (
+            qkv, rotary, q_out, k_out, cache.key, cache.value,
+            rotary if q_norm is None else q_norm, rotary if k_norm is None else k_norm, metadata.slot_mapping,
+        ),
+        eps,
     )  # fmt: skip

@@ -7,12 +7,14 @@ Equal values: the lowest index wins, whoever is last.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.runtime.breaks import jit_mark
+from ostinato.engine.attention.launcher import Launcher
 
 __all__ = ["MAX_SPLITS", "launch_argmax", "scratch"]
 
@@ -57,6 +59,11 @@ def _argmax_kernel(logits, out, peaks, places, counters, vocab, num_splits, BLOC
         tl.store(counters + row, 0)  # as the next launch expects it
 
 
+@functools.cache
+def _launcher(dtype: torch.dtype) -> Launcher:
+    return Launcher(_argmax_kernel, f"argmax[{dtype}]", BLOCK=_BLOCK, SPLITS=MAX_SPLITS, num_warps=4)
+
+
 def launch_argmax(logits: Tensor, out: Tensor, peaks: Tensor, places: Tensor, counters: Tensor) -> None:
     """Write row-wise argmax, or -1 for a row whose largest value is not finite.
 
@@ -69,10 +76,7 @@ def launch_argmax(logits: Tensor, out: Tensor, peaks: Tensor, places: Tensor, co
     """
     num_rows, vocab = logits.shape
     num_splits = max(1, min(MAX_SPLITS, _PROGRAMS // num_rows, triton.cdiv(vocab, _BLOCK)))
-    jit_mark(f"argmax[{logits.dtype}]")
-    _argmax_kernel[(num_rows, num_splits)](
-        logits, out, peaks, places, counters, vocab, num_splits, BLOCK=_BLOCK, SPLITS=MAX_SPLITS, num_warps=4
-    )
+    _launcher(logits.dtype)((num_rows, num_splits, 1), (logits, out, peaks, places, counters), vocab, num_splits)
 
 
 def scratch(num_rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.runtime.breaks import jit_mark
+from ostinato.engine.attention.launcher import Launcher
 
 __all__ = ["launch_feed"]
 
@@ -25,10 +27,14 @@ def _feed_kernel(input_ids, feed_rows, last_ids, out, num_tokens, BLOCK: tl.cons
     tl.store(out + at, tl.where(row > 0, tl.maximum(fed, 0), known), mask=inside)
 
 
+@functools.cache
+def _launcher() -> Launcher:
+    return Launcher(_feed_kernel, "feed", BLOCK=_BLOCK)
+
+
 def launch_feed(input_ids: Tensor, feed_rows: Tensor, last_ids: Tensor) -> Tensor:
     """See `feed_ids`."""
     out = torch.empty_like(input_ids)
     num_tokens = input_ids.shape[0]
-    jit_mark("feed")
-    _feed_kernel[(triton.cdiv(num_tokens, _BLOCK),)](input_ids, feed_rows, last_ids, out, num_tokens, BLOCK=_BLOCK)
+    _launcher()((triton.cdiv(num_tokens, _BLOCK), 1, 1), (input_ids, feed_rows, last_ids, out), num_tokens)
     return out

@@ -9,13 +9,16 @@ Called by `FusedLinears`.
 
 from __future__ import annotations
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ostinato.engine.attention.launcher import Launcher
 from ostinato.engine.attention.triton.programmatic_launch import gdc_launch_dependents, gdc_wait, launch_options
 from ostinato.engine.layers.linear_tiles import MAX_ROWS, LinearTiles, row_bucket
-from ostinato.runtime.breaks import jit_mark
 
 __all__ = ["launch_matrix"]
 
@@ -114,6 +117,36 @@ def _matrix_kernel(
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=is_column[:, None] & is_row[None, :])
 
 
+@functools.cache
+def _launcher(
+    dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    columns: int,
+    depth: int,
+    rows: int,
+    tiles: LinearTiles,
+    has_bias: bool,
+    is_gated: bool,
+    is_early: bool,
+) -> Launcher:
+    lines_a_row = max(1, _PREFETCH_BYTES // _LINE_BYTES // (tiles.block_n * (2 if is_gated else 1)))
+    return Launcher(
+        _matrix_kernel,
+        f"matrix_linear[{dtype},{out_dtype},{columns},{depth},{rows},{tiles},{has_bias},{is_gated},{is_early}]",
+        N=columns, K=depth, ROWS=rows, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
+        EVEN_K=tiles.num_splits * _num_turns(depth, tiles) * tiles.block_k == depth,
+        HAS_BIAS=has_bias, IS_GATED=is_gated, USE_PDL=is_early,
+        NUM_LINES=1 << (lines_a_row.bit_length() - 1), LINE=_LINE_BYTES // dtype.itemsize,
+        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **launch_options(is_early),
+    )  # fmt: skip
+
+
+def _num_turns(depth: int, tiles: LinearTiles) -> int:
+    """Steps of ``block_k`` that one part of the depth takes."""
+    turns: int = triton.cdiv(triton.cdiv(depth, tiles.block_k), tiles.num_splits)
+    return turns
+
+
 def launch_matrix(
     x: Tensor,
     weight: Tensor,
@@ -138,18 +171,10 @@ def launch_matrix(
     (num_rows, depth), columns, splits = x.shape, out.shape[-1], tiles.num_splits
     assert num_rows <= MAX_ROWS, num_rows
     assert splits == 1 or not is_gated, "a product of sums is no sum"
-    num_turns = triton.cdiv(triton.cdiv(depth, tiles.block_k), splits)
     rows, is_early = max(_MIN_ROWS, row_bucket(num_rows)), use_pdl and tiles.is_early
-    lines_a_row = max(1, _PREFETCH_BYTES // _LINE_BYTES // (tiles.block_n * (2 if is_gated else 1)))
-    jit_mark(
-        f"matrix_linear[{x.dtype},{out.dtype},{columns},{depth},{rows},{tiles},{bias is not None},"
-        f"{is_gated},{is_early}]"
-    )
-    _matrix_kernel[(triton.cdiv(columns, tiles.block_n), splits)](
-        x, weight, x if bias is None else bias, out, num_rows, num_turns,
-        N=columns, K=depth, ROWS=rows, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
-        EVEN_K=splits * num_turns * tiles.block_k == depth,
-        HAS_BIAS=bias is not None, IS_GATED=is_gated, USE_PDL=is_early,
-        NUM_LINES=1 << (lines_a_row.bit_length() - 1), LINE=_LINE_BYTES // weight.element_size(),
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages, **launch_options(is_early),
+    launcher = _launcher(x.dtype, out.dtype, columns, depth, rows, tiles, bias is not None, is_gated, is_early)
+    launcher(
+        (triton.cdiv(columns, tiles.block_n), splits, 1),
+        (x, weight, x if bias is None else bias, out),
+        num_rows, _num_turns(depth, tiles),
     )  # fmt: skip

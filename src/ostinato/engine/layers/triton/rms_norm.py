@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ostinato.engine.attention.launcher import Launcher
 from ostinato.engine.attention.triton.programmatic_launch import (
     can_launch_early,
     gdc_launch_dependents,
     gdc_wait,
     launch_options,
 )
-from ostinato.runtime.breaks import jit_mark
 
 __all__ = ["launch_rms_norm"]
 
@@ -54,6 +56,18 @@ def _rms_norm_kernel(
     tl.store(out + row * SIZE + columns, (values * inverse * scale).to(out.dtype.element_ty), mask=inside)
 
 
+@functools.cache
+def _launcher(
+    dtype: torch.dtype, out_dtype: torch.dtype, size: int, has_residual: bool, num_parts: int, is_early: bool
+) -> Launcher:
+    block = triton.next_power_of_2(size)
+    return Launcher(
+        _rms_norm_kernel, f"rms_norm[{dtype},{out_dtype},{size},{has_residual},{num_parts},{is_early}]",
+        SIZE=size, BLOCK=block, HAS_RESIDUAL=has_residual, NUM_PARTS=num_parts, USE_PDL=is_early,
+        num_warps=min(max(block // 512, 1), 8), **launch_options(is_early),
+    )  # fmt: skip
+
+
 def launch_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """Norm of ``x``, or of ``x + residual``, which is also written into ``residual``.
 
@@ -70,11 +84,6 @@ def launch_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: flo
     num_rows = like.numel() // size
     num_parts = x.shape[0] if x.ndim > like.ndim else 1
     is_early = num_parts > 1 and can_launch_early(x.device)
-    block = triton.next_power_of_2(size)
-    jit_mark(f"rms_norm[{x.dtype},{out.dtype},{size},{residual is not None},{num_parts},{is_early}]")
-    _rms_norm_kernel[(num_rows,)](
-        x, like, weight, out, eps, num_rows,
-        SIZE=size, BLOCK=block, HAS_RESIDUAL=residual is not None, NUM_PARTS=num_parts, USE_PDL=is_early,
-        num_warps=min(max(block // 512, 1), 8), **launch_options(is_early),
-    )  # fmt: skip
+    launcher = _launcher(x.dtype, out.dtype, size, residual is not None, num_parts, is_early)
+    launcher((num_rows, 1, 1), (x, like, weight, out), eps, num_rows)
     return out

@@ -11,12 +11,15 @@ last bit of exp.
 
 from __future__ import annotations
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ostinato.engine.attention.launcher import Launcher
 from ostinato.engine.sampling import NUM_SETTINGS, mass_bits
-from ostinato.runtime.breaks import jit_mark
 
 __all__ = ["launch_sample"]
 
@@ -366,6 +369,22 @@ def _sample_kernel(
             tl.store(count_line + token, tl.where(count < 32766, count + 2, count).to(tl.int16))
 
 
+@functools.cache
+def _launcher(dtype: torch.dtype, vocab: int) -> Launcher:
+    bits = mass_bits(vocab)
+    return Launcher(
+        _sample_kernel,
+        f"sample[{dtype},{vocab}]",
+        NUM_SETTINGS=NUM_SETTINGS,
+        SCALE=2.0**bits,
+        NO_MASS=-0.7 * bits - 1,  # a score at which exp is below one unit of mass
+        VOCAB=vocab,
+        BLOCK=min(_BLOCK, triton.next_power_of_2(vocab)),
+        num_warps=_NUM_WARPS,
+        enable_fp_fusion=False,  # each step rounded as on the CPU
+    )
+
+
 def launch_sample(logits: Tensor, settings: Tensor, count_rows: Tensor, counts: Tensor, out: Tensor) -> None:
     """See `choose_tokens`; ``out`` holds the greedy choice of every row, and keeps it in plainly greedy rows.
 
@@ -377,19 +396,4 @@ def launch_sample(logits: Tensor, settings: Tensor, count_rows: Tensor, counts: 
         out: [num_rows] int64.
     """
     num_rows, vocab = logits.shape
-    bits = mass_bits(vocab)
-    jit_mark(f"sample[{logits.dtype},{vocab}]")
-    _sample_kernel[(num_rows,)](
-        logits,
-        settings,
-        count_rows,
-        counts,
-        out,
-        NUM_SETTINGS=NUM_SETTINGS,
-        SCALE=2.0**bits,
-        NO_MASS=-0.7 * bits - 1,  # a score at which exp is below one unit of mass
-        VOCAB=vocab,
-        BLOCK=min(_BLOCK, triton.next_power_of_2(vocab)),
-        num_warps=_NUM_WARPS,
-        enable_fp_fusion=False,  # each step rounded as on the CPU
-    )
+    _launcher(logits.dtype, vocab)((num_rows, 1, 1), (logits, settings, count_rows, counts, out))

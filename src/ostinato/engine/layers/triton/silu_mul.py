@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.runtime.breaks import jit_mark
+from ostinato.engine.attention.launcher import Launcher
 
 __all__ = ["launch_silu_mul"]
 
@@ -26,10 +28,14 @@ def _silu_mul_kernel(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(out + row * SIZE + columns, value.to(out.dtype.element_ty), mask=inside)
 
 
+@functools.cache
+def _launcher(dtype: torch.dtype, size: int) -> Launcher:
+    return Launcher(_silu_mul_kernel, f"silu_mul[{dtype},{size}]", SIZE=size, BLOCK=_BLOCK, num_warps=4)
+
+
 def launch_silu_mul(gate_up: Tensor) -> Tensor:
     """[num_tokens, 2 * size], contiguous -> [num_tokens, size]."""
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((num_tokens, size), dtype=gate_up.dtype, device=gate_up.device)
-    jit_mark(f"silu_mul[{gate_up.dtype},{size}]")
-    _silu_mul_kernel[(num_tokens, triton.cdiv(size, _BLOCK))](gate_up, out, SIZE=size, BLOCK=_BLOCK, num_warps=4)
+    _launcher(gate_up.dtype, size)((num_tokens, triton.cdiv(size, _BLOCK), 1), (gate_up, out))
     return out

@@ -8,13 +8,16 @@ hence one pass over the input serves both. Sums are float32 and in a fixed order
 
 from __future__ import annotations
 
+import functools
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ostinato.engine.attention.launcher import Launcher
 from ostinato.engine.attention.triton.programmatic_launch import gdc_launch_dependents, gdc_wait, launch_options
 from ostinato.engine.layers.linear_tiles import LinearTiles
-from ostinato.runtime.breaks import jit_mark
 
 __all__ = ["launch_vector"]
 
@@ -128,6 +131,27 @@ def _vector_kernel(
     tl.store(out + column, total.to(out.dtype.element_ty), mask=is_inside)
 
 
+@functools.cache
+def _launcher(
+    dtype: torch.dtype,
+    columns: int,
+    depth: int,
+    tiles: LinearTiles,
+    has_norm: bool,
+    has_bias: bool,
+    has_residual: bool,
+    is_gated: bool,
+    use_pdl: bool,
+) -> Launcher:
+    return Launcher(
+        _vector_kernel,
+        f"vector_linear[{dtype},{columns},{depth},{tiles},{has_norm},{has_bias},{has_residual},{is_gated},{use_pdl}]",
+        N=columns, K=depth, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k, HAS_NORM=has_norm, HAS_BIAS=has_bias,
+        HAS_RESIDUAL=has_residual, IS_GATED=is_gated, USE_PDL=use_pdl, num_warps=tiles.num_warps,
+        **launch_options(use_pdl),
+    )  # fmt: skip
+
+
 def launch_vector(
     x: Tensor,
     weight: Tensor,
@@ -156,14 +180,15 @@ def launch_vector(
     """
     (num_rows, depth), columns = x.shape, out.shape[1]
     assert num_rows == 1, num_rows
-    jit_mark(
-        f"vector_linear[{x.dtype},{columns},{depth},{tiles},{norm_weight is not None},{bias is not None},"
-        f"{residual is not None},{is_gated},{use_pdl}]"
-    )
-    _vector_kernel[(triton.cdiv(columns, tiles.block_n),)](
-        x, x if norm_weight is None else norm_weight, weight, x if bias is None else bias,
-        x if residual is None else residual, out, eps,
-        N=columns, K=depth, BLOCK_N=tiles.block_n, BLOCK_K=tiles.block_k,
-        HAS_NORM=norm_weight is not None, HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
-        IS_GATED=is_gated, USE_PDL=use_pdl, num_warps=tiles.num_warps, **launch_options(use_pdl),
+    launcher = _launcher(
+        x.dtype, columns, depth, tiles, norm_weight is not None, bias is not None, residual is not None, is_gated,
+        use_pdl,
+    )  # fmt: skip
+    launcher(
+        (triton.cdiv(columns, tiles.block_n), 1, 1),
+        (
+            x, x if norm_weight is None else norm_weight, weight, x if bias is None else bias,
+            x if residual is None else residual, out,
+        ),
+        eps,
     )  # fmt: skip
