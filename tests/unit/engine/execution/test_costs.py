@@ -119,6 +119,26 @@ def test_prompts_longer_than_the_model_are_several(shared_executor: ExecutorMake
     assert batch.uniform_query_len is None
 
 
+def test_requests_enter_before_a_step_is_timed(shared_executor: ExecutorMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In serving they enter once; here the first step of each turn would be the slower one, by a millisecond."""
+    executor = shared_executor(mode="full_and_piecewise")
+    steps, entered = EngineSteps(executor), []
+    original = executor._writer._enter
+    monkeypatch.setattr(executor._writer, "_enter", lambda *args: entered.append(args) or original(*args))
+    key = next(key for key in executor.graphed.keys if key.uniform_query_len and key.num_reqs == 4)
+    live = steps.live(DECODE, key)
+    assert live is not None
+    one, other = (steps.step(executor.graphed.decide(live), key) for _ in range(2))
+    for turn in (one, other, one):
+        turn.ready()
+        assert len(entered) == 4
+        entered.clear()
+        turn.run()
+        assert not entered
+    executor.forget_requests()
+    executor.leave_step()
+
+
 # --- files ------------------------------------------------------------------------------------------
 
 
