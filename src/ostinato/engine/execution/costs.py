@@ -39,7 +39,7 @@ from ostinato.runtime import (
     write_costs,
 )
 
-__all__ = ["EngineSteps", "StoredCosts", "measure_costs"]
+__all__ = ["EngineSteps", "StoredCosts", "measure_costs", "unmeasured_keys"]
 
 _CONTEXT_TOKENS: Final = 512
 """Of each decode that is timed, where graphs have no KV tiers; in a tier, half of it."""
@@ -129,6 +129,11 @@ def measure_costs(executor: Executor, *, on_step: Callable[[], None] | None = No
     finally:
         executor.forget_requests()
         executor.leave_step()
+
+
+def unmeasured_keys(executor: Executor, costs: CostTable) -> list[GraphKey]:
+    """Keys of ``executor`` that ``costs`` does not have; see `Graphed.unmeasured`."""
+    return executor.graphed.unmeasured(costs, steps=EngineSteps(executor))
 
 
 class StoredCosts:

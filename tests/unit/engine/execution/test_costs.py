@@ -211,6 +211,57 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_captured(
         LLM(model, costs=str(tmp_path / "none" / "costs.json"), **SETTINGS)
 
 
+def why_costs(llm: LLM) -> str | None:
+    """What is said of them, if anything is."""
+    reasons: dict[str, str] = llm.stats()["config"]["reasons"]
+    return reasons.get("costs")
+
+
+OTHER_SIZES: dict[str, Any] = {"decode_sizes": (1, 2), "token_sizes": (4, 16)}
+
+
+def test_costs_of_another_ladder_are_measured_again_and_it_is_said(
+    model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "costs.json"
+    with LLM(model, costs=str(path), **SETTINGS) as llm:
+        assert why_costs(llm) is None
+    before = json.loads(path.read_text())
+    with LLM(model, costs=str(path), **SETTINGS, **OTHER_SIZES) as llm:
+        why = why_costs(llm)
+        assert why is not None and why in caplog.text and why.endswith("; measured again")
+        assert "measured with other sizes: it has no cost of" in why
+        assert llm.costs is not None
+        assert {s.size for s in llm.costs.samples if s.way == "piecewise graph"} == {4, 16}
+    assert json.loads(path.read_text())["tables"] != before["tables"]
+    caplog.clear()
+    with LLM(model, costs=str(path), **SETTINGS, **OTHER_SIZES) as llm:
+        assert why_costs(llm) is None and not caplog.text, "the file is of this ladder now"
+
+
+def test_costs_of_a_larger_ladder_hold_for_a_part_of_it(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    settings = SETTINGS | {"token_sizes": (4, 8, 16)}
+    with LLM(model, costs=str(path), **settings):
+        pass
+    before = path.read_bytes()
+    with LLM(model, costs=str(path), **(settings | {"token_sizes": (8, 16)})):
+        assert path.read_bytes() == before
+
+
+def test_costs_of_another_ladder_are_estimates_where_graphs_come_later(
+    model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "costs.json"
+    with LLM(model, costs=str(path), **SETTINGS):
+        pass
+    before = path.read_bytes()
+    with LLM(model, costs=str(path), capture="background", **SETTINGS, **OTHER_SIZES) as llm:
+        why = why_costs(llm)
+        assert llm.costs is not None and why is not None and why.endswith("is estimated") and why in caplog.text
+    assert path.read_bytes() == before
+
+
 def test_without_graphs_nothing_is_measured_or_written(model: str, tmp_path: Path) -> None:
     path = tmp_path / "costs.json"
     with LLM(model, costs=str(path), mode="none", **SETTINGS) as llm:
