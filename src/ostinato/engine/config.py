@@ -81,7 +81,8 @@ class EngineConfig:
         shadow_share: the share of the time that those eager runs may take while requests run; while none does, all.
         dispatch: "order" takes a full graph before a piecewise one before eager, in the smallest bucket; "measured"
             times them all at start and takes the cheapest; "auto" is "measured" where ``costs`` names a file.
-        costs: JSON file of measured costs: read if it is there, written once they are measured if not.
+        costs: JSON file of measured costs: read if it is there, written once they are measured if it is not or
+            lacks a bucket.
         capture: "eager" captures all graphs before the first answer; "background" answers at once, by eager steps, and
             captures between steps, those first that the traffic so far would have gained most from.
         capture_share: with "background", or with "recapture", the share of the time that captures between steps may

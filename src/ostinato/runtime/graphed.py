@@ -480,6 +480,9 @@ class Graphed:
     ) -> CostTable:
         """Time replays and eager runs on made-up batches, and dispatch by what they cost from now on.
 
+        Then those between which a choice is near are timed side by side, for at most as long again: between two that
+        are timed apart, a host that changes its speed makes larger differences than there are.
+
         Wall time with the device's work in it, so what the host spends on launches counts. State and random
         generators are as before afterwards; nothing is counted. Not while steps are running elsewhere: they would not
         be counted, and what they write to the state would be taken back.
@@ -487,9 +490,10 @@ class Graphed:
         Args:
             steps: of the caller's own; by default the batches of warm-up, with random rows.
             sizes: only buckets of these numbers of tokens; by default all, and eager at some of them.
-            budget_seconds: for all of it; what each step takes nine times is spent in any case.
+            budget_seconds: for the first times of all; what each step takes nine times, its inputs put in place
+                before, is spent in any case.
             clock: seconds.
-            on_step: told of each of the nine turns of each step (for a progress bar).
+            on_step: told of each turn: nine for each step, and then as many as near choices need (for a progress bar).
 
         Raises:
             RuntimeStateError: before `capture`, or every key is `pending`.
@@ -506,6 +510,17 @@ class Graphed:
         costs = self._measuring.measure(steps, sizes=sizes, budget_seconds=budget_seconds, clock=clock, on_step=on_step)
         self.use_costs(costs)
         return costs
+
+    def unmeasured(self, costs: CostTable, *, steps: StepsToTime | None = None) -> list[GraphKey]:
+        """Keys that are or will be captured and have no cost of their own in ``costs``, measured with other sizes.
+
+        Decisions take what lies between its buckets for theirs, though kernels change with the bucket.
+
+        Args:
+            steps: see `measure`.
+        """
+        self._life.require_captured(self.keys, step="unmeasured")
+        return self._measuring.unmeasured(costs, steps)
 
     # --- graph against eager -------------------------------------------------------------------
 

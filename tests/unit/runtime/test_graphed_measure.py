@@ -1,5 +1,7 @@
 """`Graphed.measure`: times every way, decides by them, and leaves everything else as it was."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -249,3 +251,46 @@ def test_a_file_keeps_what_was_measured_to_the_last_digit(ready, tmp_path):
     for rows in range(1, 9):
         live = LiveBatch(num_tokens=rows)
         assert found.cost_ms(live, None) == table.cost_ms(live, None)
+
+
+def test_keys_without_a_cost_of_their_own(ready):
+    graphed = ready(lambda x: x * 2, X, mode="full", sizes=(2, 4, 8))
+    table = graphed.measure(sizes=(2, 8), budget_seconds=0.01)
+    assert [key.num_tokens for key in graphed.unmeasured(table)] == [4]
+    assert [key.num_tokens for key in graphed.unmeasured(CostTable())] == [2, 4, 8]
+    assert graphed.unmeasured(graphed.measure(budget_seconds=0.01)) == []
+
+
+def test_keys_that_are_still_to_come_count_and_those_that_failed_do_not():
+    config = GraphConfig(mode="full", sizes=(2, 4, 8))
+    with Graphed(lambda x: x * 2, example=(X,), config=config) as graphed:
+        graphed.defer_capture()
+        graphed.leave_out({graphed.keys[0]: Reason.CAPTURE_FAILED}, why="a test")
+        assert [key.num_tokens for key in graphed.unmeasured(CostTable())] == [2, 4]
+
+
+def test_eager_is_not_timed_at_sizes_that_a_hook_does_not_know():
+    """Its metadata are for keys: between two of them there are none."""
+    prepared = []
+    config = GraphConfig(mode="full", sizes=(64, 256))
+    example = (torch.ones(256, 2),)
+    with Graphed(lambda x: x * 2, example=example, config=config, prepare=prepared.append) as graphed:
+        graphed.warm_up().capture()
+        clock = itertools.count()  # all steps take alike, so eager is near every graph
+        table = graphed.measure(clock=lambda: next(clock))
+        assert {s.size for s in table.samples} == {64, 256} and set(prepared) == set(graphed.keys)
+    with Graphed(lambda x: x * 2, example=example, config=config) as graphed:
+        graphed.warm_up().capture()
+        table = graphed.measure(clock=lambda: next(clock))
+        assert {s.size for s in table.samples if s.way == "eager"} == {64, 160, 256}
+
+
+def test_measuring_takes_at_most_twice_as_long_as_its_first_pass(ready, monkeypatch):
+    graphed = ready(lambda x: x * 2, X, mode="full", sizes=(2, 4, 8))
+    with monkeypatch.context() as patch:
+        clock = Clock(patch, eager=lambda n: 1.01e-3, replay=lambda n: 1e-3)
+        turns = []
+        graphed.measure(budget_seconds=1e-6, clock=clock, on_step=lambda: turns.append(clock.now))
+    first = turns[9 * 6 - 1]
+    assert 1.9 * first < clock.now <= 2.001 * first, "near choices are timed side by side for as long again"
+    assert len(turns) == 9 * 6 + (len(clock.ways) - 9 * 6) / 2, "two runs a turn"

@@ -1,9 +1,9 @@
 """``dispatch``: how far the way that measured costs choose is off the best one, for every size of a step.
 
 The engine measures at start, as a user's would, and decides for every size. Then all its buckets are timed anew,
-several times over, and the decisions are judged by those times: a loss is how much longer the chosen way takes than
-the fastest of all that were weighed. Beside it, what the usual order (full before piecewise before eager, smallest
-bucket) would lose.
+several times over, near ones side by side and eager between buckets too, and the decisions are judged by those times
+alone: a loss is how much longer the chosen way takes than the fastest of all that were weighed. Beside it, what the
+usual order (full before piecewise before eager, smallest bucket) would lose.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from ostinato.bench.engine_probe import facade_of, measure_buckets
 from ostinato.bench.run import Run
-from ostinato.runtime import CostTable, Decision, GraphKey, LiveBatch
+from ostinato.runtime import BatchKind, CostSample, CostTable, Decision, GraphKey, LiveBatch
 
 __all__ = ["check", "least", "losses", "measure"]
 
@@ -31,7 +31,7 @@ def measure(run: Run) -> None:
     """A row for decode, and one for prompts."""
     run.evidence.note(
         "losses in percent of the fastest way that was weighed, by times measured apart from the decision's: "
-        f"the least of {_NUM_JUDGING} measurements of each bucket"
+        f"the least of {_NUM_JUDGING} measurements of each bucket, in each of which contenders were timed side by side"
     )
     run.evidence.note(f"over_percent: sizes that lose more than {_BAR_PERCENT:g} %")
     most = max(_tokens(run))
@@ -63,8 +63,10 @@ def _tokens(run: Run) -> tuple[int, ...]:
 def least(tables: Sequence[CostTable]) -> CostTable:
     """What each step took where it was disturbed least: a host that is shared slows down for seconds at a time, and
     would make whoever had its turns then look slow."""
-    samples = zip(*(table.samples for table in tables), strict=True)
-    return CostTable(tuple(min(same, key=lambda sample: sample.ms) for same in samples))
+    found: dict[tuple[BatchKind, str, int], list[CostSample]] = {}
+    for sample in (sample for table in tables for sample in table.samples):
+        found.setdefault((sample.kind, sample.way, sample.size), []).append(sample)
+    return CostTable(tuple(min(same, key=lambda sample: sample.ms) for same in found.values()))
 
 
 def losses(decisions: Iterable[Decision], times: CostTable) -> dict[int, tuple[float, float]]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ostinato.engine.execution.background import BackgroundCapture
-from ostinato.engine.execution.costs import StoredCosts, measure_costs
+from ostinato.engine.execution.costs import StoredCosts, measure_costs, unmeasured_keys
 from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.execution.manifest import CaptureManifest
@@ -112,9 +112,16 @@ class EngineGraphs:
             self._settle_costs(progress)
 
     def _settle_costs(self, progress: ProgressReporter | None) -> None:
-        graphed = self.executor.graphed
-        if self._costs.table is not None:
-            graphed.use_costs(self._costs.table)
+        graphed, stored = self.executor.graphed, self._costs.table
+        unmeasured = [] if stored is None else unmeasured_keys(self.executor, stored)
+        if unmeasured:
+            what = f"{self._config.costs} was measured with other sizes: it has no cost of {unmeasured[-1]}"
+            what += f" and {len(unmeasured) - 1} more" if len(unmeasured) > 1 else ""
+            what += "; what is between its sizes is estimated" if graphed.pending else "; measured again"
+            logger.warning("%s", what)
+            self.reasons["costs"] = what
+        if stored is not None and (graphed.pending or not unmeasured):
+            graphed.use_costs(stored)
         elif graphed.pending:
             raise ConfigError(
                 "there are no measured costs, and no graphs yet to measure",

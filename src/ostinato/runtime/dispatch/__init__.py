@@ -1,10 +1,11 @@
 """Choose key and mode for each step, with a reason."""
 
+from ostinato.runtime.dispatch.confirm import confirmed_costs
 from ostinato.runtime.dispatch.cost_file import check_costs_path, read_costs, write_costs
 from ostinato.runtime.dispatch.costs import BatchKind, CostSample, CostTable, compare_costs
 from ostinato.runtime.dispatch.decision import Decision, Reason, Rejection
 from ostinato.runtime.dispatch.dispatcher import Dispatcher
-from ostinato.runtime.dispatch.measure import StepRun, StepsToTime, measure_steps, steps_to_time
+from ostinato.runtime.dispatch.measure import StepRun, StepsToTime, TimedStep, steps_to_time, time_steps
 from ostinato.runtime.dispatch.policy import HYSTERESIS, KeyTable, choose, decision_for
 from ostinato.runtime.dispatch.preview import planned_keys, preview
 from ostinato.runtime.dispatch.ranks import agree_on
@@ -24,16 +25,18 @@ __all__ = [
     "ResolvedMode",
     "StepRun",
     "StepsToTime",
+    "TimedStep",
     "agree_on",
     "check_costs_path",
     "choose",
     "compare_costs",
+    "confirmed_costs",
     "decision_for",
-    "measure_steps",
     "planned_keys",
     "preview",
     "read_costs",
     "resolve_mode",
     "steps_to_time",
+    "time_steps",
     "write_costs",
 ]

@@ -1,7 +1,7 @@
 """`CostTable`: what a step takes by each way to run it, as measured. Pure values; no torch.
 
 A graph costs what its bucket costs, padding included; an eager step costs what its live size costs. Between measured
-sizes costs are interpolated. Made by `measure`, kept by `cost_file`, asked by `policy`.
+sizes costs are interpolated. Made by `measure` and `confirm`, kept by `cost_file`, asked by `policy`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ostinato.errors import ConfigError
 from ostinato.runtime.keys import GraphKey, LiveBatch, RuntimeMode
 from ostinato.runtime.planning import CostCurve
 
-__all__ = ["EAGER", "BatchKind", "CostSample", "CostTable", "compare_costs", "way_of"]
+__all__ = ["EAGER", "BatchKind", "CostSample", "CostTable", "compare_costs", "way_of", "way_order"]
 
 EAGER: Final = "eager"
-_WAYS: Final = (EAGER, "full decode graph", "full graph", "piecewise graph")
+_WAYS: Final = ("full decode graph", "full graph", "piecewise graph", EAGER)  # in the usual order
 
 
 def way_of(key: GraphKey | None) -> str:
@@ -27,6 +27,11 @@ def way_of(key: GraphKey | None) -> str:
     if key.runtime_mode is RuntimeMode.PIECEWISE:
         return "piecewise graph"
     return "full graph" if key.uniform_query_len is None else "full decode graph"
+
+
+def way_order(way: str) -> int:
+    """Place of ``way`` in the usual order."""
+    return _WAYS.index(way)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +49,10 @@ class BatchKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostSample:
-    """One measurement: the first quartile of several times, and how far the middle half of them spreads.
+    """One measurement: what a step takes where it is disturbed least, and how far the middle half of its times spreads.
 
     Not the median: what disturbs a step only ever lengthens it, and on a shared host does so for many turns in a row.
+    Where costs decide between each other, they stand in the ratio at which they were seen side by side (`confirm`).
 
     ``size`` is in tokens: of the bucket for a graph, of the live batch for eager.
     """

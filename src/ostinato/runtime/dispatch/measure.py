@@ -1,7 +1,8 @@
-"""Measuring a `CostTable`: which steps to time, and how. No torch: the steps and the clock come from outside.
+"""Measuring a `CostTable`: which steps to time, and the first times of all of them. No torch: the steps and the clock
+come from outside.
 
-All steps are timed in turns, there and back again, so that a drift of the machine's clock hits all alike. Called by
-`Graphed.measure`.
+All steps are timed in turns, there and back again, so that a drift of the machine's clock hits all alike. What decides
+between near equals is seen by `confirm`. Called by `Graphed.measure`.
 """
 
 from __future__ import annotations
@@ -11,12 +12,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from ostinato.runtime.dispatch.costs import EAGER, BatchKind, CostSample, CostTable, way_of
+from ostinato.runtime.dispatch.costs import BatchKind, CostSample, CostTable, way_of
 from ostinato.runtime.dispatch.decision import Decision
 from ostinato.runtime.dispatch.policy import KEYS_A_GROUP, decision_for
 from ostinato.runtime.keys import GraphKey, LiveBatch, RuntimeMode
 
-__all__ = ["StepRun", "StepsToTime", "TimedStep", "measure_steps", "spaced", "steps_to_time"]
+__all__ = [
+    "Cost",
+    "StepRun",
+    "StepsToTime",
+    "TimedStep",
+    "Timings",
+    "cost_sample",
+    "spaced",
+    "steps_to_time",
+    "time_steps",
+]
 
 _MOST_APART: Final = 1.5
 """Ratio of neighbouring sizes at which eager is measured. Between them its cost is taken to be linear; that of graphs
@@ -24,6 +35,10 @@ is not, since kernels change with the bucket: each is measured."""
 _ROUNDS: Final = 8
 """Even: there and back again. Of a steady drift a sixteenth is left in what is compared."""
 _MOST_REPEATS: Final = 32
+
+
+Cost = tuple[BatchKind, str, int]
+"""Kind of batch, way to run it, size: names one cost of a table."""
 
 
 class StepRun(NamedTuple):
@@ -39,7 +54,10 @@ class StepsToTime(Protocol):
     """Made-up steps of whoever knows what a step is."""
 
     def live(self, kind: BatchKind, key: GraphKey) -> LiveBatch | None:
-        """The fullest batch of ``kind`` that ``key`` holds; None if it can hold none, or none can be made up."""
+        """The fullest batch of ``kind`` that ``key`` holds; None if it can hold none, or none can be made up.
+
+        ``key`` may be of a size between two that are planned: eager is timed there.
+        """
         ...
 
     def step(self, decision: Decision, like: GraphKey) -> StepRun:
@@ -65,6 +83,11 @@ class TimedStep:
         """What its cost is filed under: tokens of the bucket, or live tokens of an eager step."""
         return self.decision.padded_tokens
 
+    @property
+    def cost(self) -> Cost:
+        """The cost of a table that this step is timed for."""
+        return self.kind, way_of(self.decision.key), self.size
+
 
 def steps_to_time(
     keys: Iterable[GraphKey],
@@ -86,38 +109,61 @@ def steps_to_time(
     has_mixed_tiers = any(key.kv_tier is not None and key.uniform_query_len is None for key in keys)
     kinds = [BatchKind(kv_tier=tier) for tier in (tiers or (None,) if has_mixed_tiers else (None,))]
     kinds += [BatchKind(uniform_query_len=n, kv_tier=tier) for n in query_lens for tier in tiers or (None,)]
-    found: dict[tuple[BatchKind, str, int], TimedStep] = {}
+    found: dict[Cost, TimedStep] = {}
     for kind in kinds:
         for way in dict.fromkeys(way_of(key) for key in keys):
             lives = _lives([key for key in keys if way_of(key) == way and _serves(key, kind)], kind, steps)
             for key in _sampled(list(lives), sizes):
                 step = TimedStep(kind=kind, decision=decision_for(lives[key], key), like=key)
-                found.setdefault((kind, way, step.size), step)
+                found.setdefault(step.cost, step)
             chosen = spaced([key.num_tokens for key in lives]) if sizes is None else sizes
             for key in _sampled(list(lives), chosen):
                 step = TimedStep(kind=kind, decision=decision_for(lives[key], None), like=key)
-                found.setdefault((kind, EAGER, step.size), step)
+                found.setdefault(step.cost, step)
     return sorted(found.values(), key=lambda step: step.size)
 
 
-def measure_steps(
+@dataclass(frozen=True, kw_only=True)
+class Timings:
+    """What steps took when they took turns."""
+
+    todo: tuple[TimedStep, ...]
+    turns: Mapping[Cost, Sequence[Sequence[float]]]
+    """Seconds of each run, by rounds in which all steps had a turn."""
+
+    @property
+    def table(self) -> CostTable:
+        """The first quartile of all runs of each step."""
+        return CostTable(tuple(_sample(step, self._runs(step)) for step in self.todo))
+
+    @property
+    def least(self) -> CostTable:
+        """The least of all runs of each step: where a host was slow in most of its turns, the quartile says nothing."""
+        return CostTable(tuple(cost_sample(step.cost, 1e3 * min(self._runs(step)), 0.0) for step in self.todo))
+
+    def _runs(self, step: TimedStep) -> list[float]:
+        return [seconds for turn in self.turns[step.cost] for seconds in turn]
+
+
+def time_steps(
     todo: Sequence[TimedStep],
     steps: StepsToTime,
     *,
     timed: Callable[[Callable[[], Any]], float],
     budget_seconds: float,
     on_step: Callable[[], None] | None = None,
-) -> CostTable:
+) -> Timings:
     """Time every step of ``todo`` several times over.
 
     Args:
         timed: seconds of one call, the device's work included.
         budget_seconds: to spend on all of them. Each is run once to get warm and eight times to be timed, at whatever
-            price; what is left buys repeats, the same time for each, so that short steps have more.
+            price, and its inputs are put in place before each turn; what is left buys repeats, the same time for each,
+            so that short steps have more.
         on_step: told of each turn, nine for each step in all (for a progress bar).
     """
     runs = [steps.step(step.decision, step.like) for step in todo]
-    seconds: list[list[float]] = [[] for _ in todo]
+    turns: dict[Cost, list[list[float]]] = {step.cost: [] for step in todo}
     repeats: list[int] = []
 
     def turn(at: int, count: int) -> list[float]:
@@ -135,8 +181,8 @@ def measure_steps(
     for number in range(_ROUNDS):
         order = range(len(todo)) if number % 2 else reversed(range(len(todo)))
         for at in order:
-            seconds[at] += turn(at, repeats[at])
-    return CostTable(tuple(_sample(step, found) for step, found in zip(todo, seconds, strict=True)))
+            turns[todo[at].cost].append(turn(at, repeats[at]))
+    return Timings(todo=tuple(todo), turns=turns)
 
 
 def spaced(sizes: Sequence[int], *, ratio: float = _MOST_APART) -> list[int]:
@@ -172,14 +218,14 @@ def _serves(key: GraphKey, kind: BatchKind) -> bool:
     return key.runtime_mode is RuntimeMode.PIECEWISE or key.kv_tier in (None, kind.kv_tier)
 
 
+def cost_sample(cost: Cost, ms: float, spread: float) -> CostSample:
+    """``ms`` of ``cost`` as tables keep it."""
+    kind, way, size = cost
+    # To the nanosecond, so that a file keeps it to the last digit and the next start decides the same.
+    # A clock may be too coarse for a step that does nothing.
+    return CostSample(kind=kind, way=way, size=size, ms=max(round(ms, 6), 1e-6), spread=round(spread, 4))
+
+
 def _sample(step: TimedStep, seconds: Sequence[float]) -> CostSample:
     first, _, third = statistics.quantiles(seconds, n=4, method="inclusive")
-    return CostSample(
-        kind=step.kind,
-        way=way_of(step.decision.key),
-        size=step.size,
-        # To the nanosecond, so that a file keeps it to the last digit and the next start decides the same.
-        # A clock may be too coarse for a step that does nothing.
-        ms=max(round(first * 1e3, 6), 1e-6),
-        spread=round((third - first) / first, 4) if first else 0.0,
-    )
+    return cost_sample(step.cost, first * 1e3, (third - first) / first if first else 0.0)

@@ -29,16 +29,24 @@ class MadeUpSteps:
         runs: make their inputs.
         state: see `StepsToTime.state`.
         max_num_reqs: None if the callable knows no requests.
+        planned: keys that a hook of the owner's knows.
     """
 
     def __init__(
-        self, live: LiveSteps, runs: MadeUpRuns, *, state: Mapping[str, torch.Tensor], max_num_reqs: int | None
+        self,
+        live: LiveSteps,
+        runs: MadeUpRuns,
+        *,
+        state: Mapping[str, torch.Tensor],
+        max_num_reqs: int | None,
+        planned: frozenset[GraphKey],
     ) -> None:
         self._live = live
         self._runs = runs
         self._wrapped = runs.wrapped
         self._state = dict(state)
         self._max_num_reqs = max_num_reqs
+        self._planned = planned
 
     def state(self) -> Mapping[str, torch.Tensor]:
         """See `StepsToTime.state`."""
@@ -53,7 +61,8 @@ class MadeUpSteps:
             num_reqs = min(key.num_tokens // query_len, padded[NUM_REQS])
             num_tokens = num_reqs * query_len
         is_other = {NUM_TOKENS: num_tokens, NUM_REQS: padded[NUM_REQS] if num_reqs is None else num_reqs} != padded
-        if not num_tokens or (self._runs.is_prepared and (is_other or key.uniform_query_len != query_len)):
+        is_other |= key not in self._planned or key.uniform_query_len != query_len
+        if not num_tokens or (self._runs.is_prepared and is_other):
             return None
         return LiveBatch(
             num_tokens=num_tokens, num_reqs=num_reqs, uniform_query_len=query_len, context_tokens=kind.kv_tier

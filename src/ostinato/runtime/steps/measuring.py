@@ -8,7 +8,17 @@ from typing import Any
 
 from ostinato.errors import ConfigError
 from ostinato.runtime.config import GraphConfig
-from ostinato.runtime.dispatch import CostTable, Dispatcher, StepsToTime, measure_steps, steps_to_time
+from ostinato.runtime.dispatch import (
+    CostTable,
+    Dispatcher,
+    Reason,
+    StepsToTime,
+    TimedStep,
+    confirmed_costs,
+    steps_to_time,
+    time_steps,
+)
+from ostinato.runtime.keys import GraphKey
 from ostinato.runtime.qualify import Qualifier
 from ostinato.runtime.runners import CapturedKeys, MadeUpRuns, state_kept, timed
 from ostinato.runtime.steps.live import LiveSteps, no_grad
@@ -50,8 +60,7 @@ class Measuring:
                 raise ConfigError(f"sizes is {sizes!r}", fix=f"name buckets that are captured: {sorted(there)}")
         self.qualifier.finish_shadow()
         steps = steps or self._made_up()
-        wrapped, config = self.runs.wrapped, self.config
-        query_lens = () if config.max_num_reqs is None else config.uniform_query_lens
+        wrapped = self.runs.wrapped
 
         def seconds(run: Callable[[], Any]) -> float:
             return timed(run, wrapped.device, clock=clock)[1]
@@ -59,9 +68,27 @@ class Measuring:
         kept = state_kept({**steps.state(), "(static buffers)": wrapped.buffers.arena})
         random = self.qualifier.subject.seeded()
         with kept, self.qualifier.without_shadow(), self.dispatcher.muted(), random, no_grad():
-            todo = steps_to_time(keys, steps, query_lens=query_lens, tiers=config.kv_tiers, sizes=sizes)
-            return measure_steps(todo, steps, timed=seconds, budget_seconds=budget_seconds, on_step=on_step)
+            todo = self._todo(keys, steps, sizes)
+            began = clock()
+            first = time_steps(todo, steps, timed=seconds, budget_seconds=budget_seconds, on_step=on_step)
+            spent = clock() - began
+            return confirmed_costs(first, steps, timed=seconds, budget_seconds=spent, on_step=on_step)
+
+    def unmeasured(self, costs: CostTable, steps: StepsToTime | None) -> list[GraphKey]:
+        """Keys that are or will be captured and have no cost in ``costs``; see `Graphed.unmeasured`."""
+        there = {(sample.kind, sample.way, sample.size) for sample in costs.samples}
+        against = self.dispatcher.why_blocked
+        keys = [key for key in self.dispatcher.keys if against(key) in (None, Reason.NOT_CAPTURED_YET)]
+        todo = self._todo(keys, steps or self._made_up(), None)
+        missing = (step.decision.key for step in todo if step.cost not in there)
+        return list(dict.fromkeys(key for key in missing if key is not None))
+
+    def _todo(self, keys: list[GraphKey], steps: StepsToTime, sizes: Sequence[int] | None) -> list[TimedStep]:
+        config = self.config
+        query_lens = () if config.max_num_reqs is None else config.uniform_query_lens
+        return steps_to_time(keys, steps, query_lens=query_lens, tiers=config.kv_tiers, sizes=sizes)
 
     def _made_up(self) -> MadeUpSteps:
         state = self.qualifier.subject.state()
-        return MadeUpSteps(self.live, self.runs, state=state, max_num_reqs=self.config.max_num_reqs)
+        planned = frozenset(self.dispatcher.keys)
+        return MadeUpSteps(self.live, self.runs, state=state, max_num_reqs=self.config.max_num_reqs, planned=planned)

@@ -119,6 +119,26 @@ def test_prompts_longer_than_the_model_are_several(shared_executor: ExecutorMake
     assert batch.uniform_query_len is None
 
 
+def test_requests_enter_before_a_step_is_timed(shared_executor: ExecutorMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In serving they enter once; here the first step of each turn would be the slower one, by a millisecond."""
+    executor = shared_executor(mode="full_and_piecewise")
+    steps, entered = EngineSteps(executor), []
+    original = executor._writer._enter
+    monkeypatch.setattr(executor._writer, "_enter", lambda *args: entered.append(args) or original(*args))
+    key = next(key for key in executor.graphed.keys if key.uniform_query_len and key.num_reqs == 4)
+    live = steps.live(DECODE, key)
+    assert live is not None
+    one, other = (steps.step(executor.graphed.decide(live), key) for _ in range(2))
+    for turn in (one, other, one):
+        turn.ready()
+        assert len(entered) == 4
+        entered.clear()
+        turn.run()
+        assert not entered
+    executor.forget_requests()
+    executor.leave_step()
+
+
 # --- files ------------------------------------------------------------------------------------------
 
 
@@ -189,6 +209,57 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_captured(
     monkeypatch.setattr("ostinato.engine.execution.engine_graphs.Executor", None)
     with pytest.raises(ConfigError, match="cannot be written"):
         LLM(model, costs=str(tmp_path / "none" / "costs.json"), **SETTINGS)
+
+
+def why_costs(llm: LLM) -> str | None:
+    """What is said of them, if anything is."""
+    reasons: dict[str, str] = llm.stats()["config"]["reasons"]
+    return reasons.get("costs")
+
+
+OTHER_SIZES: dict[str, Any] = {"decode_sizes": (1, 2), "token_sizes": (4, 16)}
+
+
+def test_costs_of_another_ladder_are_measured_again_and_it_is_said(
+    model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "costs.json"
+    with LLM(model, costs=str(path), **SETTINGS) as llm:
+        assert why_costs(llm) is None
+    before = json.loads(path.read_text())
+    with LLM(model, costs=str(path), **SETTINGS, **OTHER_SIZES) as llm:
+        why = why_costs(llm)
+        assert why is not None and why in caplog.text and why.endswith("; measured again")
+        assert "measured with other sizes: it has no cost of" in why
+        assert llm.costs is not None
+        assert {s.size for s in llm.costs.samples if s.way == "piecewise graph"} == {4, 16}
+    assert json.loads(path.read_text())["tables"] != before["tables"]
+    caplog.clear()
+    with LLM(model, costs=str(path), **SETTINGS, **OTHER_SIZES) as llm:
+        assert why_costs(llm) is None and not caplog.text, "the file is of this ladder now"
+
+
+def test_costs_of_a_larger_ladder_hold_for_a_part_of_it(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    settings = SETTINGS | {"token_sizes": (4, 8, 16)}
+    with LLM(model, costs=str(path), **settings):
+        pass
+    before = path.read_bytes()
+    with LLM(model, costs=str(path), **(settings | {"token_sizes": (8, 16)})):
+        assert path.read_bytes() == before
+
+
+def test_costs_of_another_ladder_are_estimates_where_graphs_come_later(
+    model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "costs.json"
+    with LLM(model, costs=str(path), **SETTINGS):
+        pass
+    before = path.read_bytes()
+    with LLM(model, costs=str(path), capture="background", **SETTINGS, **OTHER_SIZES) as llm:
+        why = why_costs(llm)
+        assert llm.costs is not None and why is not None and why.endswith("is estimated") and why in caplog.text
+    assert path.read_bytes() == before
 
 
 def test_without_graphs_nothing_is_measured_or_written(model: str, tmp_path: Path) -> None:
