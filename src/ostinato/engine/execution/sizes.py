@@ -7,6 +7,7 @@ costs compute at every step; so there ladders are sparse and decode has a tier f
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Final
 
 from ostinato.engine.layers.linear_tiles import MAX_ROWS, ROW_BUCKETS
@@ -38,10 +39,13 @@ def token_sizes_for(device_type: str, max_num_batched_tokens: int, layer_weights
     """Token buckets of mixed steps; on a GPU up to `max_captured_tokens`."""
     if device_type == "cpu":
         return _doubling(16, max_num_batched_tokens)
-    largest = min(max_num_batched_tokens, max_captured_tokens(layer_weights))
-    few = (size for size in ROW_BUCKETS if size < largest)
-    more = (size for size in token_ladder(largest) if size > MAX_ROWS)
-    return tuple(sorted({*few, *more, largest}))
+    end = max_captured_tokens(layer_weights)
+    few = [size for size in ROW_BUCKETS if size <= MAX_ROWS]
+    more = [size for size in token_ladder(end) if size > MAX_ROWS]
+    # In the last octave the device is busy for nearly as long as the host, so padding costs what eager would save.
+    between = [(lower + upper) // 2 for lower, upper in pairwise(more) if lower >= end // 2]
+    largest = min(max_num_batched_tokens, end)
+    return tuple(sorted({*(size for size in (*few, *more, *between) if size < largest), largest}))
 
 
 def decode_sizes_for(device_type: str, max_num_reqs: int) -> tuple[int, ...] | None:

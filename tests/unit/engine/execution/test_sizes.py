@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from ostinato.engine.execution.sizes import decode_sizes_for, kv_tiers_for, max_captured_tokens, token_sizes_for
@@ -32,7 +34,8 @@ def test_a_gpu_leaves_decode_to_the_runtime() -> None:
         (64, 1, (1, 16, 32, 64)),
         (100, 1, (1, 16, 32, 64, 100)),
         (300, 1, (1, 16, 32, 64, 128, 160, 192, 224, 256, 300)),
-        (8192, 10**9, (1, 16, 32, 64, 128, 160, 192, 224, 256, 320, 384, 448, 512)),
+        (8192, 10**9, (1, 16, 32, 64, 128, 160, 192, 224, 256, 288, 320, 352, 384, 416, 448, 480, 512)),
+        (400, 10**9, (1, 16, 32, 64, 128, 160, 192, 224, 256, 288, 320, 352, 384, 400)),
         (7, 1, (1, 7)),
     ],
 )
@@ -40,6 +43,13 @@ def test_few_tokens_of_a_mixed_step_share_a_graph_as_they_share_kernels(
     largest: int, weights: int, token: tuple[int, ...]
 ) -> None:
     assert token_sizes_for("cuda", largest, weights) == token
+
+
+@pytest.mark.parametrize("weights", [1, 49_000_000, 98_000_000, 10**9])
+def test_the_last_octave_pads_by_an_eighth_at_most(weights: int) -> None:
+    token = token_sizes_for("cuda", 8192, weights)
+    last = [size for size in token if size >= token[-1] // 2]
+    assert len(last) == 9 and all(upper * 8 <= lower * 9 for lower, upper in pairwise(last))
 
 
 @pytest.mark.parametrize(("longest", "tiers"), [(100, (100,)), (256, (256,)), (300, (256, 300)), (2048, (256, 2048))])
