@@ -223,4 +223,4 @@ def test_watching_needs_a_time(
     file: Path, ostinato_command: Command, capsys: pytest.CaptureFixture[str], seconds: str
 ) -> None:
     assert ostinato_command("stats", str(file), f"--watch={seconds}") == 2
-    assert "watch is" in capsys.readouterr().err
+    assert "--watch is" in capsys.readouterr().err
