@@ -12,6 +12,8 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from operator import is_
 
 from ostinato.errors import CaptureNotAllowedError, NestedCaptureError
 from ostinato.runtime.breaks import is_recording
@@ -28,6 +30,7 @@ class _Collector:
         self._depth = 0
         self._was_enabled = False
         self._has_frozen = False
+        self._saw_frozen = False  # by the application, at the last look
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -38,7 +41,7 @@ class _Collector:
                 self._was_enabled = gc.isenabled()
                 gc.collect()
                 gc.disable()
-                self._has_frozen = gc.get_freeze_count() == 0
+                self._has_frozen = not self._is_frozen()
                 if self._has_frozen:
                     gc.freeze()
         try:
@@ -51,6 +54,13 @@ class _Collector:
                         gc.unfreeze()
                     if self._was_enabled:
                         gc.enable()
+
+    def _is_frozen(self) -> bool:
+        """Whether the application has frozen the heap. Counting what is frozen takes as long as there is of it, so once
+        it was frozen, look among the few that are not: while this object is not there, it still is."""
+        if not self._saw_frozen or any(map(partial(is_, self), gc.get_objects())):
+            self._saw_frozen = gc.get_freeze_count() > 0
+        return self._saw_frozen
 
 
 _collector = _Collector()

@@ -70,6 +70,28 @@ def test_a_disabled_collector_stays_disabled():
         gc.enable()
 
 
+def test_a_freeze_is_counted_once_and_its_end_is_seen(monkeypatch):
+    """Counting walks all that is frozen, tens of milliseconds for a large program, and each phase asks."""
+    counts, count = [], gc.get_freeze_count
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counts.append(count()) or counts[-1])
+
+    def phase():
+        with CaptureGate().phase():
+            pass
+        return count() > 0
+
+    assert phase(), "the test run froze its imports"
+    counts.clear()
+    assert [phase() for _ in range(3)] == [True] * 3 and not counts
+    gc.unfreeze()
+    try:
+        assert [phase() for _ in range(3)] == [False] * 3, "what a phase freezes it takes back"
+    finally:
+        gc.freeze()
+    assert counts == [0] * 3
+    assert phase() and counts[3] > 0, "frozen again"
+
+
 def test_the_heap_is_frozen_and_a_freeze_of_the_application_kept():
     count = gc.get_freeze_count()
     assert count > 0, "the test run froze its imports"
