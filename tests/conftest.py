@@ -17,12 +17,11 @@ def one_thread():
     torch.set_num_threads(previous)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _frozen_imports():
-    """Take everything imported out of the garbage collector: each capture phase collects once."""
+    """Take everything imported so far out of the garbage collector: each capture phase collects once, and there are
+    thousands. For each file anew, since tests import too."""
     if "torch" in sys.modules:
         importlib.import_module("torch._dynamo")  # the first dispatch mode would import it, after the freeze
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
