@@ -14,7 +14,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ostinato._version import __version__
-from ostinato.cli.option_names import name_options
 from ostinato.errors import OstinatoError
 
 __all__ = ["COMMANDS", "build_command", "load_command"]
@@ -52,6 +51,8 @@ class NamingCommand(TyperCommand):
         try:
             return super().invoke(ctx)
         except OstinatoError as error:
+            from ostinato.cli.option_names import name_options
+
             name_options(error, self.params)
             raise
 
