@@ -99,8 +99,11 @@ class BenchConfig:
             for name in given or ():
                 if name not in valid:
                     raise UnknownNameError.of(kind, name, list(valid))
-        if self.trace is not None and self.rates is not None:
-            raise ConfigError("a trace has arrival times of its own", fix="give either rates or a trace")
+        for name in ("rates", "prompt_tokens", "output_tokens"):
+            if self.trace is not None and getattr(self, name) is not None:
+                raise ConfigError(f"a trace has {name} of its own", fix=f"give either {name} or a trace", field=name)
+        if self.trace is None and self.trace_speed is not None:
+            raise ConfigError("trace_speed goes with a trace", fix="give a trace too, or leave out trace_speed")
 
     def given(self) -> dict[str, Any]:
         """The fields that were set, engine and seed aside."""
@@ -117,20 +120,23 @@ def parse_numbers(name: str, text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError as error:
-        raise ConfigError(f"{name} is {text!r}", fix="write integers with commas between: 1,8,29") from error
+        fix = "write integers with commas between: 1,8,29"
+        raise ConfigError(f"{name} is {text!r}", fix=fix, field=name) from error
 
 
 def _check_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
-        raise ConfigError(f"{name} must be an integer from 1 to {_MOST}, got {value!r}", field=name, got=repr(value))
+        message, fix = f"{name} must be an integer from 1 to {_MOST}, got {value!r}", f"set {name} accordingly"
+        raise ConfigError(message, fix=fix, field=name, got=repr(value))
 
 
 def _check_positive(name: str, value: object) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not math.isfinite(value) or value <= 0:  # type: ignore[arg-type, operator]
-        raise ConfigError(f"{name} must be a positive number, got {value!r}", field=name, got=repr(value))
+        message, fix = f"{name} must be a positive number, got {value!r}", f"set {name} accordingly"
+        raise ConfigError(message, fix=fix, field=name, got=repr(value))
 
 
 def _check_not_empty(name: str, values: tuple[Any, ...]) -> None:
     if not values:
-        raise ConfigError(f"{name} is empty", fix="name at least one, or leave it out for the default")
+        raise ConfigError(f"{name} is empty", fix="name at least one, or leave it out for the default", field=name)

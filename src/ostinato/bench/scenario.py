@@ -133,4 +133,5 @@ def run_bench(
 def _check_options(name: str, scenario: Scenario, config: BenchConfig) -> None:
     for option in sorted(set(config.given()) - scenario.options):
         users = [other for other, it in SCENARIOS.items() if option in it.options]
-        raise ConfigError(f"{name} has no use for {option}", fix=f"leave it out; it belongs to {', '.join(users)}")
+        fix = f"leave it out; it belongs to {', '.join(users)}"
+        raise ConfigError(f"{name} has no use for {option}", fix=fix, field=option)

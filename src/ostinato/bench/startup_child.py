@@ -48,7 +48,9 @@ def main() -> None:
             asked["settings"][name] = tuple(asked["settings"][name])
     with LLM(progress=stages, **asked["settings"]) as llm:
         loaded = time.monotonic()
-        llm.generate([asked["prompt"]], SamplingParams(max_tokens=1, ignore_eos=True))
+        (answer,) = llm.generate([asked["prompt"]], SamplingParams(max_tokens=1, ignore_eos=True))
+        if answer.error is not None:  # a refusal is no first token
+            raise answer.error
         answered = time.monotonic()
         stats = llm.stats()
         found = {

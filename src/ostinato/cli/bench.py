@@ -49,10 +49,11 @@ def bench(
         str | None, typer.Option("--json", help="Evidence file, or a folder (ending in /) for one with the usual name.")
     ] = None,
     plot: Annotated[str | None, typer.Option(help="PNG file, or a folder for one with the usual name.")] = None,
-    peer: Annotated[
-        list[str] | None, typer.Option(help="Measure another system too, if it is installed; may be repeated.")
+    peers: Annotated[
+        list[str] | None,
+        typer.Option("--peer", help="Measure another system too, if it is there; may be repeated."),
     ] = None,
-    profile: Annotated[
+    is_profiled: Annotated[
         bool | None, typer.Option("--profile/--no-profile", help="Of decode and prefill on CUDA: count kernels, last.")
     ] = None,
     repeats: Annotated[int | None, typer.Option(help="Measurements of each row.")] = None,
@@ -74,7 +75,7 @@ def bench(
         str | None, typer.Option(help="Of segments: lengths of the chains.", rich_help_panel=LOAD_PANEL)
     ] = None,
     prompt_tokens: Annotated[int | None, typer.Option(help="Tokens in a prompt.", rich_help_panel=LOAD_PANEL)] = None,
-    cold: Annotated[
+    is_cold: Annotated[
         bool | None, typer.Option("--cold", help="Of startup: empty compiler caches.", rich_help_panel=LOAD_PANEL)
     ] = None,
     rates: Annotated[
@@ -154,9 +155,9 @@ def bench(
         trace_speed=trace_speed,
         ttft_goal_ms=ttft_goal_ms,
         tpot_goal_ms=tpot_goal_ms,
-        is_cold=cold,
-        is_profiled=profile,
-        peers=tuple(peer) if peer else None,
+        is_cold=is_cold,
+        is_profiled=is_profiled,
+        peers=tuple(peers) if peers else None,
         seed=seed,
     )
     _run(scenario, config, json_out=json_out, plot=plot)
@@ -203,4 +204,5 @@ def _rates(text: str | None) -> tuple[float, ...] | None:
     try:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError as error:
-        raise ConfigError(f"rates is {text!r}", fix="write numbers with commas between: 8,32.5") from error
+        fix = "write numbers with commas between: 8,32.5"
+        raise ConfigError(f"rates is {text!r}", fix=fix, field="rates") from error

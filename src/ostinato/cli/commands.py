@@ -11,9 +11,10 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from ostinato._version import __version__
+from ostinato.errors import OstinatoError
 
 __all__ = ["COMMANDS", "build_command", "load_command"]
 
@@ -42,12 +43,26 @@ class LazyGroup(TyperGroup):
         return (name, load_command(name) if name in COMMANDS else placeholder, rest)
 
 
+class NamingCommand(TyperCommand):
+    """A command whose errors name settings by its options."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it."""
+        try:
+            return super().invoke(ctx)
+        except OstinatoError as error:
+            from ostinato.cli.option_names import name_options
+
+            name_options(error, self.params)
+            raise
+
+
 def load_command(name: str) -> Any:
     """Import the module of command ``name`` and build its typer command."""
     attribute = name.replace("-", "_")
     function = getattr(import_module(f"ostinato.cli.{attribute}"), attribute)
     holder = typer.Typer(add_completion=False)
-    holder.command(name)(function)
+    holder.command(name, cls=NamingCommand)(function)
     return typer.main.get_command(holder)
 
 

@@ -50,8 +50,8 @@ def explain(
     attention: Attention = "auto",
     load_format: LoadFormat = "auto",
     max_num_reqs: MaxNumReqs = None,
-    max_num_tokens: Annotated[
-        int | None, typer.Option(help="Tokens of one step.", rich_help_panel=ENGINE_PANEL)
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option("--max-num-tokens", help="Tokens of one step.", rich_help_panel=ENGINE_PANEL)
     ] = None,
     max_model_len: MaxModelLen = None,
     draft_length: Annotated[int, typer.Option(help="Tokens that a draft adds to each decode.")] = 0,
@@ -80,6 +80,8 @@ def explain(
         if value and measure:
             raise ConfigError(f"{what} cannot be measured", fix=f"leave out --measure or {option}")
     asked = _asked(decode, prefill, mixed)
+    if context is not None and context < 1:
+        raise ConfigError(f"--context is {context}", fix="use 1 or more")
     config = EngineConfig(
         model=model,
         mode=mode,
@@ -90,7 +92,7 @@ def explain(
         attention=attention,
         load_format=load_format,
         max_num_reqs=max_num_reqs,
-        max_num_batched_tokens=max_num_tokens,
+        max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         costs=costs,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -14,10 +14,14 @@ from ostinato.errors import ConfigError
 
 __all__ = ["inspect"]
 
+# What an engine on a GPU has by default: larger steps and batches are captured by nobody who has not asked for them.
+_MOST_TOKENS: Final = 8192
+_MOST_REQS: Final = 256
+
 
 def inspect(
     model: Model = DEFAULT_MODEL,
-    tokens: Annotated[int, typer.Option(help="Size of the bucket to capture and show.")] = 8,
+    tokens: Annotated[int, typer.Option(help=f"Size of the bucket, to {_MOST_TOKENS}.")] = 8,
     mode: Mode = "auto",
     partition: Partition = "breakable",
     compiler: Compile = "none",
@@ -31,6 +35,9 @@ def inspect(
     """Capture one bucket of a model and show what its graphs consist of."""
     if as_dot and as_json:
         raise ConfigError("--dot and --json exclude each other", fix="choose one")
+    if not 1 <= tokens <= _MOST_TOKENS:
+        raise ConfigError(f"--tokens is {tokens}", fix=f"use 1 to {_MOST_TOKENS}: larger buckets show no other ops")
+    num_reqs = min(tokens, _MOST_REQS)  # attention holds what each of them may read
     config = EngineConfig(
         model=model,
         mode=mode,
@@ -40,9 +47,9 @@ def inspect(
         dtype=dtype,
         attention=attention,
         load_format=load_format,
-        max_num_reqs=tokens,
+        max_num_reqs=num_reqs,
         max_num_batched_tokens=tokens,
-        decode_sizes=(tokens,),
+        decode_sizes=(num_reqs,),
         token_sizes=(tokens,),
     )
     head_start(config.device)  # before torch is imported

@@ -55,7 +55,7 @@ def memory(
 ) -> None:
     """Predict an engine's memory by owner from shapes and a few sample captures."""
     if budget_mib is not None and not 0 < budget_mib < float("inf"):
-        raise ConfigError(f"budget_mib is {budget_mib:g}", fix="use a number of MiB above 0")
+        raise ConfigError(f"--budget-mib is {budget_mib:g}", fix="use a number of MiB above 0")
     config = EngineConfig(
         model=model,
         mode=mode,

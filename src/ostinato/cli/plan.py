@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from ostinato.runtime import CostCurve, TrafficHistogram
 
 __all__ = ["plan"]
+
+# Of the options that say how a trace becomes steps; a histogram has steps already.
+_CHUNK_TOKENS: Final = 2048
+_MAX_NUM_REQS: Final = 256
+_LOAD_FACTOR: Final = 1.0
 
 
 def plan(
@@ -31,9 +36,9 @@ def plan(
     capture_seconds: Annotated[float | None, typer.Option(help="To capture the graphs of each kind.")] = None,
     graph_mib: Annotated[float, typer.Option(help="Memory of one more graph.")] = 2.0,
     kv_bytes_per_token: Annotated[int, typer.Option(help="Of the model: prices memory in KV tokens.")] = 0,
-    chunk_tokens: Annotated[int, typer.Option(help="Tokens in one step of the trace's service.")] = 2048,
-    max_num_reqs: Annotated[int, typer.Option(help="Requests that run at once in it.")] = 256,
-    load_factor: Annotated[float, typer.Option(help="3 plays the trace three times as fast.")] = 1.0,
+    chunk_tokens: Annotated[int, typer.Option(help="Tokens in one step of the trace's service.")] = _CHUNK_TOKENS,
+    max_num_reqs: Annotated[int, typer.Option(help="Requests that run at once in it.")] = _MAX_NUM_REQS,
+    load_factor: Annotated[float, typer.Option(help="3 plays the trace three times as fast.")] = _LOAD_FACTOR,
     cost: Annotated[
         Path | None, typer.Option(help='JSON: {"hardware": ..., "decode": {"1": ms}, "mixed": {"16": ms}}.')
     ] = None,
@@ -45,10 +50,18 @@ def plan(
     if (trace is None) == (histogram is None):
         raise ConfigError("give either --trace or --histogram", fix="name one CSV trace or one JSON histogram")
     if not 0 < load_factor < float("inf"):
-        raise ConfigError(f"load_factor is {load_factor:g}", fix="use a number above 0; 1 is the trace as it was")
+        raise ConfigError(f"--load-factor is {load_factor:g}", fix="use a number above 0; 1 is the trace as it was")
     for name, value in (("chunk_tokens", chunk_tokens), ("max_num_reqs", max_num_reqs)):
         if value < 1:
             raise ConfigError(f"{name} is {value}", fix="use 1 or more")
+    if histogram is not None:
+        for name, given, default in (
+            ("chunk_tokens", chunk_tokens, _CHUNK_TOKENS),
+            ("max_num_reqs", max_num_reqs, _MAX_NUM_REQS),
+            ("load_factor", load_factor, _LOAD_FACTOR),
+        ):
+            if given != default:
+                raise ConfigError(f"{name} goes with --trace", fix="leave it out: a histogram has steps already")
     from ostinato.runtime import GraphPrice, plan_traffic
 
     if histogram is not None:

@@ -1,6 +1,7 @@
 """``ostinato qualify``: compare every graph of a model with eager, key by key, on padded and poisoned batches.
 
-Exit code 0 if all keys pass, 1 if one was quarantined, 2 on bad input. Keys go to standard error as they are done.
+Exit code 0 if all keys pass, 1 if one was quarantined or there was none to try, 2 on bad input. Keys go to standard
+error as they are done.
 Defaults are small on purpose where nothing is given: on a CPU each case costs what the step costs.
 """
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["qualify"]
 
-EXIT_QUARANTINED = 1
+EXIT_NOT_PASSED = 1
 
 
 def qualify(
@@ -47,8 +48,9 @@ def qualify(
     max_num_reqs: Annotated[
         int, typer.Option(help="Largest batch of decodes, in requests.", rich_help_panel=ENGINE_PANEL)
     ] = 4,
-    max_num_tokens: Annotated[
-        int, typer.Option(help="Largest step with prompts, in tokens.", rich_help_panel=ENGINE_PANEL)
+    max_num_batched_tokens: Annotated[
+        int,
+        typer.Option("--max-num-tokens", help="Largest step with prompts, in tokens.", rich_help_panel=ENGINE_PANEL),
     ] = 32,
     max_model_len: Annotated[int, typer.Option(help="Longest context, in tokens.", rich_help_panel=ENGINE_PANEL)] = 512,
     seed: Annotated[int, typer.Option(help="Of the made-up batches.")] = 0,
@@ -65,7 +67,7 @@ def qualify(
         attention=attention,
         load_format=load_format,
         max_num_reqs=max_num_reqs,
-        max_num_batched_tokens=max_num_tokens,
+        max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         seed=seed,
     )
@@ -80,7 +82,7 @@ def qualify(
     else:
         _print(report, mode)
     if not report.passed:
-        raise typer.Exit(EXIT_QUARANTINED)
+        raise typer.Exit(EXIT_NOT_PASSED)
 
 
 def _tell(key: KeyReport) -> None:
@@ -94,7 +96,7 @@ def _print(report: QualificationReport, mode: str) -> None:
     be_lenient()
     console = Console(file=sys.stdout)
     if not report.keys:
-        typer.echo(f"mode {mode} has no graphs here: see `ostinato explain`")
+        typer.echo(f"mode {mode} has no graphs here, so none was tried: see `ostinato explain`")
         return
     console.print(_table(report))
     for key in report.keys:

@@ -35,7 +35,7 @@ def stats(
     SOURCE is the file that `JsonLinesSink(path)` writes, or the address that `PrometheusSink().serve(port)` answers.
     """
     if watch is not None and not 0 < watch < float("inf"):
-        raise ConfigError(f"watch is {watch:g}", fix="use a number of seconds above 0")
+        raise ConfigError(f"--watch is {watch:g}", fix="use a number of seconds above 0")
     be_lenient()
     while True:
         document = {"source": source, **_read(source)}

@@ -43,6 +43,15 @@ _COUNTS: Final = (
 )
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 
+_DEFAULT_SHARE: Final = 0.1
+_WITHOUT_EFFECT: Final = {  # a share that nothing takes: what is expected, and what to do
+    "shadow_share": ("left out without shadow_every", "set shadow_every too, or leave out shadow_share"),
+    "capture_share": (
+        "left out without capture='background' or on_moved='recapture'",
+        "set one of the two, or leave out capture_share",
+    ),
+}
+
 # Defaults by device kind: a CPU is compute-bound at small batches, a GPU wants enough rows to fill it.
 _DEFAULT_MODEL_LEN: Final = {"cpu": 2048, "cuda": 8192}
 _DEFAULT_NUM_REQS: Final = {"cpu": 16, "cuda": 256}
@@ -128,11 +137,11 @@ class EngineConfig:
     guards: str = "always"
     on_moved: str = "raise"
     shadow_every: int = 0
-    shadow_share: float = 0.1
+    shadow_share: float = _DEFAULT_SHARE
     dispatch: str = "auto"
     costs: str | None = None
     capture: str = "eager"
-    capture_share: float = 0.1
+    capture_share: float = _DEFAULT_SHARE
     manifest: str | None = None
     tune_linears: bool = False
     overlap: bool | None = None
@@ -149,7 +158,12 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
-            raise ConfigError("model must be a non-empty name or path", field="model", got=repr(self.model))
+            raise ConfigError(
+                "model must be a non-empty name or path",
+                fix="give a hub name, a local folder or a file",
+                field="model",
+                got=repr(self.model),
+            )
         if not isinstance(self.device, str) or not _DEVICE.fullmatch(self.device):
             raise UnknownNameError.of("device", str(self.device), ["auto", "cpu", "cuda", "cuda:N"])
         for name, valid in _CHOICES.items():
@@ -163,11 +177,13 @@ class EngineConfig:
                 continue
             _check_int(name, value, low=1, high=None)
         if self.costs is not None and (not isinstance(self.costs, str) or not self.costs):
-            raise ConfigError("costs must be the name of a file", field="costs", got=repr(self.costs))
+            message, fix = "costs must be the name of a file", "name one, or leave costs out"
+            raise ConfigError(message, fix=fix, field="costs", got=repr(self.costs))
         if self.costs is not None and self.dispatch == "order":
             _contradiction("dispatch", "order", "measured, since costs names a file", "leave out costs")
         if self.overlap not in (None, True, False):
-            raise ConfigError("overlap must be true, false or None", field="overlap", got=repr(self.overlap))
+            message, fix = "overlap must be true, false or None", "leave it out: the device decides"
+            raise ConfigError(message, fix=fix, field="overlap", got=repr(self.overlap))
         for name in ("capture_share", "shadow_share"):
             share = getattr(self, name)
             if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
@@ -176,9 +192,16 @@ class EngineConfig:
                     fix="0.1 is a tenth of the time while requests run",
                     field=name,
                 )
+        for name, goes_with in (
+            ("shadow_share", self.shadow_every != 0),
+            ("capture_share", self.capture == "background" or self.on_moved == "recapture"),
+        ):
+            if getattr(self, name) != _DEFAULT_SHARE and not goes_with:
+                _contradiction(name, getattr(self, name), *_WITHOUT_EFFECT[name])
         for name in ("shape_batches", "tune_linears"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} must be true or false", field=name, got=repr(getattr(self, name)))
+                message, fix = f"{name} must be true or false", f"set {name} accordingly"
+                raise ConfigError(message, fix=fix, field=name, got=repr(getattr(self, name)))
         if self.full_mixed_max_tokens is not None:
             _check_int("full_mixed_max_tokens", self.full_mixed_max_tokens, low=0, high=None)
         _check_int("shadow_every", self.shadow_every, low=0, high=None)
@@ -233,6 +256,10 @@ def resolve_engine_config(
     if config.dispatch == "auto":
         why = "no costs are named" if config.costs is None else "by the costs in a file"
         choose("dispatch", "order" if config.costs is None else "measured", why)
+    if config.compile_max_tokens is not None and config.compile == "none":
+        choose("compile_max_tokens", None, "nothing is compiled")
+    if config.full_mixed_max_tokens and config.mode not in ("auto", "full_and_piecewise"):
+        choose("full_mixed_max_tokens", 0, f"mode {config.mode} has no full graphs of small mixed steps beside others")
     if config.full_mixed_max_tokens is None:
         is_short = config.mode == "auto" and changes.get("attention", config.attention) == "triton"
         why = (

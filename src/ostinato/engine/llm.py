@@ -86,6 +86,8 @@ class LLM:
         sinks: Sequence[Sink] = (),
         **settings: Any,
     ) -> None:
+        if isinstance(model, EngineConfig):
+            raise ConfigError("model is an EngineConfig", fix="write LLM(config=...): its model is taken")
         known = {f.name for f in dataclasses.fields(EngineConfig)}
         unknown = sorted(set(settings) - known)
         if unknown:

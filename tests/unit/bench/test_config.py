@@ -25,12 +25,16 @@ from ostinato.errors import ConfigError, UnknownNameError
         ({"trace_speed": float("nan")}, "trace_speed"),
         ({"modes": ("ful",)}, "mode"),
         ({"variants": ("brakeable",)}, "variant"),
-        ({"rates": (1.0,), "trace": Path("x.csv")}, "trace"),
+        ({"rates": (1.0,), "trace": Path("x.csv")}, "a trace has rates of its own"),
+        ({"prompt_tokens": 4, "trace": Path("x.csv")}, "a trace has prompt_tokens of its own"),
+        ({"output_tokens": 4, "trace": Path("x.csv")}, "a trace has output_tokens of its own"),
+        ({"trace_speed": 2.0}, "trace_speed goes with a trace"),
     ],
 )
 def test_bad_settings_name_themselves(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=says) as caught:
         BenchConfig(**settings)
+    assert caught.value.fix
 
 
 def test_numbers_are_split_at_commas() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -11,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from ostinato.bench import BenchConfig, Evidence, run_bench
+from ostinato.bench import BenchConfig, Evidence, run_bench, startup_child
 from ostinato.bench.end_to_end import decode_host_us
 from ostinato.bench.peers import registry
 from ostinato.bench.run import Run
 from ostinato.bench.scenarios import decode, startup
 from ostinato.bench.scenarios.dispatch import least, losses
 from ostinato.engine.config import EngineConfig
-from ostinato.errors import ConfigError
+from ostinato.errors import ConfigError, RequestError
 from ostinato.runtime import BatchKind, CostSample, CostTable, GraphKey, LiveBatch, Reason, Rejection, RuntimeMode
 from ostinato.runtime.dispatch import decision_for
 from ostinato.testing.tiny_models import write_tiny_model
@@ -183,6 +184,14 @@ def test_a_start_that_compiles_every_source_says_so(
     assert any("byte code" in note for note in found.notes) is not writes
 
 
+def test_a_refused_prompt_is_no_first_token(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"model": str(model), "load_format": "dummy", "device": "cpu", "mode": "none", "max_model_len": 8}
+    task = json.dumps({"settings": settings, "prompt": [1] * 8})
+    monkeypatch.setattr("sys.stdin", io.StringIO(task))
+    with pytest.raises(RequestError, match="the prompt is too long"):
+        startup_child.main()
+
+
 def test_serve_at_a_rate_and_from_a_trace(model: Path, tmp_path: Path) -> None:
     found = run(model, "serve", modes=("none",), rates=(200.0,), num_requests=4, prompt_tokens=5, output_tokens=3)
     (row,) = found.rows
@@ -259,6 +268,10 @@ def test_the_profiler_comes_last_and_fills_what_is_missing(model: Path, monkeypa
         ("decode", {}, {"max_model_len": 200}, "max_model_len is 200"),
         ("prefill", {"tokens": (512,)}, {}, "513 tokens"),
         ("surface", {"tokens": (64,)}, {"max_num_batched_tokens": 32}, "max_num_batched_tokens"),
+        ("dispatch", {"tokens": (1,)}, {}, "tokens is 1: there is no size to choose"),
+        ("dispatch", {"tokens": (100_000,)}, {}, "a prompt of 100000 needs 100000 tokens"),
+        ("executables", {"prompt_tokens": 500}, {"max_model_len": 128}, "needs 501 tokens, and max_model_len is 128"),
+        ("startup", {"prompt_tokens": 500}, {"max_model_len": 128}, "needs 501 tokens, and max_model_len is 128"),
         ("serve", {"prompt_tokens": 511, "output_tokens": 9}, {}, "520 tokens"),
     ],
 )

@@ -63,6 +63,18 @@ def test_every_option_reaches_the_engine(fake_plans: Any, ostinato_command: Comm
     assert (config.max_num_reqs, config.max_num_batched_tokens) == (24, 24)
 
 
+def test_a_large_bucket_asks_for_no_more_requests_than_an_engine_has(
+    fake_plans: Any, ostinato_command: Command
+) -> None:
+    for tokens in ("256", "257", "8192"):
+        assert ostinato_command("inspect", "--tokens", tokens) == 0
+    configs = [llm.config for llm in fake_plans.opened]
+    assert [(config.max_num_reqs, config.decode_sizes) for config in configs] == [(256, (256,))] * 3
+    assert [(config.max_num_batched_tokens, config.token_sizes) for config in configs] == [
+        (256, (256,)), (257, (257,)), (8192, (8192,)),
+    ]  # fmt: skip
+
+
 def test_no_graphs_to_show(
     fake_plans: Any, ostinato_command: Command, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,7 +89,9 @@ def test_no_graphs_to_show(
     ("options", "code", "words"),
     [
         (["--dot", "--json"], "OST100", "--dot and --json exclude each other"),
-        (["--tokens", "0"], "OST100", "must be an integer >= 1"),
+        (["--tokens", "0"], "OST100", "--tokens is 0\n  fix: use 1 to 8192"),
+        (["--tokens", "8193"], "OST100", "--tokens is 8193\n  fix: use 1 to 8192"),
+        (["--tokens", "100000"], "OST100", "--tokens is 100000"),
         (["--mode", "piecewize"], "OST101", "did you mean 'piecewise'"),
         (["--partition", "fxx"], "OST101", "unknown partition 'fxx'"),
         (["--compile", "gcc"], "OST101", "unknown compile 'gcc'"),

@@ -64,9 +64,9 @@ def test_shared_executables_are_fewer(tiny: str, ostinato_command: Command, caps
     ("arguments", "words"),
     [
         (("--executables", "none"), "unknown executables"),
-        (("--budget-mib", "0"), "budget_mib is 0"),
-        (("--budget-mib", "1"), "max_num_reqs gives"),
-        (("--kv-tokens", "1"), "kv_tokens"),
+        (("--budget-mib", "0"), "--budget-mib is 0"),
+        (("--budget-mib", "1"), "--max-num-reqs gives"),
+        (("--kv-tokens", "1"), "--kv-tokens"),
         (("--mode", "ful"), "unknown mode"),
     ],
 )

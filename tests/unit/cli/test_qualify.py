@@ -68,8 +68,11 @@ def test_every_planted_fault_is_tried() -> None:
 
 
 def test_no_graphs(ostinato_command: Command, capsys: Capture, options: list[str]) -> None:
-    assert ostinato_command(*options, "--mode", "none") == 0
-    assert "mode none has no graphs here: see `ostinato explain`" in capsys.readouterr().out
+    assert ostinato_command(*options, "--mode", "none") == 1, "nothing was tried, so nothing has passed"
+    assert "mode none has no graphs here, so none was tried: see `ostinato explain`" in capsys.readouterr().out
+    assert ostinato_command(*options, "--mode", "none", "--json") == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["passed"], report["keys"]) == (False, [])
 
 
 def test_every_option_reaches_the_engine(ostinato_command: Command, fake_llm: Any, monkeypatch: Any) -> None:
@@ -93,8 +96,8 @@ def test_every_option_reaches_the_engine(ostinato_command: Command, fake_llm: An
     [
         (["--mode", "piecewize"], "did you mean 'piecewise'"),
         (["--max-num-reqs", "0"], "must be an integer >= 1"),
-        (["--max-num-reqs", "8", "--max-num-tokens", "4"], "max_num_reqs"),
-        (["--max-model-len", "100000"], "max_model_len"),
+        (["--max-num-reqs", "8", "--max-num-tokens", "4"], "--max-num-reqs must be <= --max-num-tokens (4), got 8"),
+        (["--max-model-len", "100000"], "--max-model-len"),
         (["--seed", "-1"], "seed"),
         (["--no-such-option"], ""),
         (["stray"], ""),

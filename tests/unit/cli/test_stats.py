@@ -121,7 +121,7 @@ def server() -> Iterator[Callable[[int, bytes], str]]:
                 pass
 
         servers.append(HTTPServer(("127.0.0.1", 0), Handler))
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
+        threading.Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()  # seen closed soon
         return f"http://127.0.0.1:{servers[-1].server_address[1]}/metrics"
 
     yield start
@@ -223,4 +223,4 @@ def test_watching_needs_a_time(
     file: Path, ostinato_command: Command, capsys: pytest.CaptureFixture[str], seconds: str
 ) -> None:
     assert ostinato_command("stats", str(file), f"--watch={seconds}") == 2
-    assert "watch is" in capsys.readouterr().err
+    assert "--watch is" in capsys.readouterr().err

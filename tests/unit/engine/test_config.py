@@ -77,6 +77,34 @@ def test_values_out_of_range_name_the_field_and_the_value(field: str, value: Any
     assert caught.value.context["field"] == field
 
 
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("shadow_share", {"shadow_every": 2}),
+        ("capture_share", {"capture": "background"}),
+        ("capture_share", {"on_moved": "recapture"}),
+    ],
+)
+def test_a_share_that_nothing_takes_is_an_error(name: str, needs: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be left out without") as caught:
+        EngineConfig(**{name: 0.5})
+    assert next(iter(needs)) in caught.value.message and f"leave out {name}" in caught.value.fix
+    assert getattr(EngineConfig(**{name: 0.5}, **needs), name) == 0.5
+    assert getattr(EngineConfig(**{name: 0.1}), name) == 0.1, "the default changes nothing"
+
+
+def test_limits_of_what_is_not_made_are_dropped_with_a_reason() -> None:
+    settings = {"compile_max_tokens": 64, "full_mixed_max_tokens": 32}
+    resolved, reasons = resolve_engine_config(EngineConfig(mode="piecewise", **settings), "cpu", 2048, "float32")
+    assert (resolved.compile_max_tokens, resolved.full_mixed_max_tokens) == (None, 0)
+    assert reasons["compile_max_tokens"] == "None: nothing is compiled"
+    assert reasons["full_mixed_max_tokens"].startswith("0: mode piecewise has no")
+    used = EngineConfig(mode="full_and_piecewise", compile="inductor", **settings)
+    resolved, reasons = resolve_engine_config(used, "cpu", 2048, "float32")
+    assert (resolved.compile_max_tokens, resolved.full_mixed_max_tokens) == (64, 32)
+    assert not set(settings) & set(reasons)
+
+
 def test_sizes_are_sorted_and_made_unique() -> None:
     config = EngineConfig(decode_sizes=(4, 1, 4, 2), token_sizes=(64, 16))
     assert config.decode_sizes == (1, 2, 4)

@@ -689,6 +689,12 @@ def test_a_request_id_is_a_text(llm: LLM) -> None:
     assert not llm.has_work()
 
 
+def test_a_config_where_a_model_is_expected() -> None:
+    with pytest.raises(ConfigError, match="model is an EngineConfig") as caught:
+        LLM(EngineConfig(load_format="dummy"))  # type: ignore[arg-type]
+    assert "LLM(config=...)" in caught.value.fix
+
+
 def test_a_config_of_another_type() -> None:
     with pytest.raises(ConfigError, match="config is a int"):
         LLM(config=3)  # type: ignore[arg-type]

@@ -189,7 +189,7 @@ def _raising(error: Exception) -> Any:
 def test_waking_looks_whether_all_lies_where_graphs_read_it(
     folder: str, monkeypatch: pytest.MonkeyPatch, capture: str
 ) -> None:
-    settings = {**SETTINGS, "capture": capture, "capture_share": 0.0}
+    settings = {**SETTINGS, "capture": capture, **({"capture_share": 0.0} if capture == "background" else {})}
     with LLM(folder, mode="full_and_piecewise", **settings) as llm:
         before = answers(llm)
         if capture == "background":

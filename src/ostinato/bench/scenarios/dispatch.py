@@ -14,17 +14,24 @@ from typing import Any, Final
 
 from ostinato.bench.engine_probe import facade_of, measure_buckets
 from ostinato.bench.run import Run
+from ostinato.errors import ConfigError
 from ostinato.runtime import BatchKind, CostSample, CostTable, Decision, GraphKey, LiveBatch
 
 __all__ = ["check", "least", "losses", "measure"]
 
 _BAR_PERCENT: Final = 3.0
 _NUM_JUDGING: Final = 3
+_FEWEST_TOKENS: Final = 2
 
 
 def check(run: Run) -> None:
-    """Raise if the largest step does not fit the engine that was asked for."""
+    """Raise if the largest step is no choice at all, or does not fit the engine that was asked for."""
+    most = max(_tokens(run))
+    if most < _FEWEST_TOKENS:
+        fix = f"measure steps of up to {_FEWEST_TOKENS} tokens or more"
+        raise ConfigError(f"tokens is {most}: there is no size to choose a bucket for", fix=fix, field="tokens")
     run.check_limit("tokens", _tokens(run), "max_num_batched_tokens")
+    run.model_len(most, what=f"a prompt of {most}")
 
 
 def measure(run: Run) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ostinato.bench.clock import host_times_us, step_times_ms, synchronize
 from ostinato.bench.engine_probe import facade_of, made_up
 from ostinato.bench.run import Run
+from ostinato.bench.scenarios.startup import check as check_prompt
 from ostinato.bench.scenarios.startup import start_process
 from ostinato.bench.statistics import summary
 from ostinato.engine.attention import get_forward_context, install_forward_context
@@ -31,11 +32,12 @@ Pair = tuple[GraphKey, GraphKey]
 
 
 def check(run: Run) -> None:
-    """Raise if attention plans each step."""
+    """Raise if attention plans each step, or the prompt of the fresh processes does not fit."""
     if run.config.engine.attention == "flashinfer":
         raise ConfigError(
             "executables replays graphs of two sizes in turns, and flashinfer plans one", fix="use triton"
         )
+    check_prompt(run)
 
 
 def measure(run: Run) -> None:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ostinato.errors import InputSpecError
-from ostinato.runtime.buffers.slots import NUM_REQS, NUM_TOKENS
-from ostinato.runtime.buffers.static import Sizes, StaticBuffers
+from ostinato.runtime.buffers.static import Sizes, StaticBuffers, sizes_key
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -86,7 +85,11 @@ class Staging:
 
     def open(self, sizes: Sizes) -> HostSlots:
         """Host tensors of all slots at ``sizes``, with stale contents; fill every row that `HostSlots.kept` does not
-        say is right, tails too."""
+        say is right, tails too.
+
+        Raises:
+            ConfigError: ``sizes`` lacks an axis, or exceeds the largest that were planned.
+        """
         self._current = (self._current + 1) % len(self._mirrors)
         event = self._pending[self._current]
         if event is not None:
@@ -110,7 +113,7 @@ class Staging:
     def _step(self, sizes: Sizes) -> _Step:
         """Views of the current mirror, looked up once for each sizes."""
         steps = self._steps[self._current]
-        key = (sizes[NUM_TOKENS], sizes[NUM_REQS])
+        key = sizes_key(sizes)
         if key not in steps:
             if len(steps) >= _MOST_SIZES:
                 steps.clear()

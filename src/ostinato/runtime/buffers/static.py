@@ -18,7 +18,7 @@ from ostinato.errors import AddressChangedError, ConfigError
 from ostinato.runtime.buffers.slots import NUM_REQS, NUM_TOKENS, Slot, Tail
 from ostinato.runtime.keys import LiveBatch
 
-__all__ = ["Sizes", "StaticBuffers", "live_sizes"]
+__all__ = ["Sizes", "StaticBuffers", "live_sizes", "sizes_key"]
 
 Sizes: TypeAlias = dict[str, int]
 """Axis name -> count, in tokens or requests."""
@@ -65,7 +65,7 @@ class StaticBuffers:
 
     def views(self, sizes: Sizes) -> dict[str, torch.Tensor]:
         """The slots at ``sizes``, by name and in declaration order: what a callable gets."""
-        key = (sizes[NUM_TOKENS], sizes[NUM_REQS])
+        key = sizes_key(sizes)
         cached = self._views.get(key)
         if cached is None:
             if len(self._views) >= _CACHE_LIMIT:
@@ -126,7 +126,7 @@ class StaticBuffers:
 
     def _layout(self, sizes: Sizes) -> list[tuple[str, int, tuple[int, ...]]]:
         """``(name, byte offset, shape)`` in the order of their places."""
-        key = (sizes[NUM_TOKENS], sizes[NUM_REQS])
+        key = sizes_key(sizes)
         layout = self._places.get(key)
         if layout is None:
             if len(self._places) >= _CACHE_LIMIT:
@@ -144,6 +144,20 @@ class StaticBuffers:
 def live_sizes(live: LiveBatch) -> Sizes:
     """The sizes of ``live`` unpadded. Where requests are not counted, each token counts as one."""
     return {NUM_TOKENS: live.num_tokens, NUM_REQS: live.num_tokens if live.num_reqs is None else live.num_reqs}
+
+
+def sizes_key(sizes: Sizes) -> tuple[int, int]:
+    """Tokens and requests of ``sizes``: what a layout depends on.
+
+    Raises:
+        ConfigError: one of the two is not given.
+    """
+    try:
+        return sizes[NUM_TOKENS], sizes[NUM_REQS]
+    except KeyError as missing:
+        raise ConfigError(
+            f"the sizes {sizes} have no {missing}", fix=f"give {NUM_TOKENS} and {NUM_REQS}, or use live_sizes()"
+        ) from None
 
 
 def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:

@@ -12,6 +12,8 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from operator import is_
 from typing import Final
 
 from ostinato.errors import CaptureNotAllowedError, NestedCaptureError
@@ -32,6 +34,7 @@ class _Collector:
         self._depth = 0
         self._was_enabled = False
         self._has_frozen = False
+        self._saw_frozen = False  # by the application, at the last look
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -42,7 +45,7 @@ class _Collector:
                 self._was_enabled = gc.isenabled()
                 gc.collect()
                 gc.disable()
-                self._has_frozen = not _is_frozen()
+                self._has_frozen = not self._is_frozen()
                 if self._has_frozen:
                     gc.freeze()
         try:
@@ -56,14 +59,19 @@ class _Collector:
                     if self._was_enabled:
                         gc.enable()
 
+    def _is_frozen(self) -> bool:
+        """Whether the application has frozen the heap. Counting what is frozen takes as long as there is of it, so once
+        it was frozen, look among the few that are not: while this object is not there, it still is.
+
+        From Python 3.12 on a collection counts immortal objects as frozen: some hundreds, a heap has tens of thousands.
+        """
+        others = gc.get_objects()
+        if not self._saw_frozen or any(map(partial(is_, self), others)):
+            self._saw_frozen = gc.get_freeze_count() > len(others) // _IMMORTAL_SHARE
+        return self._saw_frozen
+
 
 _collector = _Collector()
-
-
-def _is_frozen() -> bool:
-    """Whether the application froze its heap. From Python 3.12 on a collection counts immortal objects as frozen too:
-    some hundreds, beside the tens of thousands of a heap."""
-    return gc.get_freeze_count() > len(gc.get_objects()) // _IMMORTAL_SHARE
 
 
 class CaptureGate:

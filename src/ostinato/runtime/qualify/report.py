@@ -107,8 +107,8 @@ class QualificationReport:
 
     @property
     def passed(self) -> bool:
-        """Whether no key was quarantined."""
-        return all(key.passed for key in self.keys)
+        """Whether something was tried, and no key was quarantined."""
+        return any(key.num_cases for key in self.keys) and not self.failed
 
     @property
     def failed(self) -> list[KeyReport]:
@@ -116,12 +116,18 @@ class QualificationReport:
         return [key for key in self.keys if not key.passed]
 
     def check(self) -> None:
-        """Raise `QualificationError` naming the first failed key and its finding."""
+        """Raise `QualificationError` naming the first failed key and its finding, or that nothing was tried."""
         for report in self.failed:
             raise QualificationError(
                 f"{report.key}: {report.findings[0]}",
                 fix="the key is quarantined: its steps run in another graph or eagerly; mend the callable, recapture()",
                 failed=len(self.failed),
+                keys=len(self.keys),
+            )
+        if not self.passed:
+            raise QualificationError(
+                "nothing was tried: there is no graph, or no test batch for one",
+                fix="choose a mode with graphs, capture them first, or give cases for their keys",
                 keys=len(self.keys),
             )
 
@@ -140,7 +146,7 @@ class QualificationReport:
 
     def to_text(self) -> str:
         """A line for each key, and its findings below it."""
-        lines = []
+        lines = [] if self.passed or self.failed else ["nothing was tried"]
         for key in self.keys:
             lines.append(f"{'pass' if key.passed else 'FAIL'}  {key.key}  {key.num_cases} cases")
             lines += [f"      {finding}" for finding in key.findings]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ostinato.errors import InputSpecError
+from ostinato.errors import ConfigError, InputSpecError
 from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, Slot, Staging, StaticBuffers
 
 SLOTS = {
@@ -50,6 +50,19 @@ def test_arrays_are_the_same_memory_and_are_kept():
     host.arrays["ids"][:] = 5
     assert host["ids"].tolist() == [5] * 4
     assert staging.open(SIZES).arrays is host.arrays
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [({}, "no 'num_tokens'"), ({NUM_TOKENS: 4}, "no 'num_reqs'"), ({NUM_TOKENS: 9, NUM_REQS: 2}, "exceeds")],
+)
+def test_sizes_that_are_none_are_told(sizes, words):
+    buffers, staging = make("cpu")
+    for use in (staging.open, staging.upload, buffers.views):
+        with pytest.raises(ConfigError, match=words) as caught:
+            use(sizes)
+        assert caught.value.fix
+    staging.open(SIZES)  # and all goes on
 
 
 def test_a_dtype_that_numpy_does_not_have_is_named():

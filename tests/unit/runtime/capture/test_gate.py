@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from ostinato.errors import CaptureNotAllowedError
-from ostinato.runtime.capture import CaptureGate
+from ostinato.runtime.capture import CaptureGate, gate
 
 
 def test_check_needs_the_phase():
@@ -70,6 +70,28 @@ def test_a_disabled_collector_stays_disabled():
         gc.enable()
 
 
+def test_a_freeze_is_counted_once_and_its_end_is_seen(monkeypatch):
+    """Counting walks all that is frozen, tens of milliseconds for a large program, and each phase asks."""
+    counts, count = [], gc.get_freeze_count
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counts.append(count()) or counts[-1])
+
+    def phase():
+        with CaptureGate().phase():
+            pass
+        return count() > 0
+
+    assert phase(), "the test run froze its imports"
+    counts.clear()
+    assert [phase() for _ in range(3)] == [True] * 3 and not counts
+    gc.unfreeze()
+    try:
+        assert [phase() for _ in range(3)] == [False] * 3, "what a phase freezes it takes back"
+    finally:
+        gc.freeze()
+    assert counts == [0] * 3
+    assert phase() and counts[3] > 0, "frozen again"
+
+
 def test_the_heap_is_frozen_and_a_freeze_of_the_application_kept():
     count = gc.get_freeze_count()
     assert count > 0, "the test run froze its imports"
@@ -87,6 +109,7 @@ def test_the_heap_is_frozen_and_a_freeze_of_the_application_kept():
 
 def test_objects_that_python_itself_counts_as_frozen_are_no_frozen_heap(monkeypatch: pytest.MonkeyPatch):
     # As Python 3.12 does after a collection, with its immortal objects.
+    monkeypatch.setattr(gate, "_collector", gate._Collector())
     monkeypatch.setattr(gc, "get_freeze_count", lambda: 375)
     monkeypatch.setattr(gc, "get_objects", lambda: [None] * 100_000)
     frozen: list[str] = []

@@ -1,0 +1,45 @@
+"""Errors in the words of the command line: a setting is named by its option, as the user types it.
+
+Settings are checked by the configs, which know fields and no options. An option's parameter has the name of the field
+that it sets, so what a command's parameters are called says how to translate. Called by `cli.commands`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from ostinato.errors import OstinatoError
+
+__all__ = ["name_options"]
+
+
+def name_options(error: OstinatoError, parameters: Iterable[Any]) -> None:
+    """Put options for fields in message, fix and ``field`` of ``error``, in place: its traceback stays.
+
+    A name of several words is unmistakable. One of a single word (``tokens``) may be just a word: it is taken for a
+    field where the error says so (context ``field``), at its first mention in the message.
+
+    Args:
+        parameters: of the command that raised, as click has them.
+    """
+    options = {p.name: option for p in parameters if (option := _long(p.opts)) is not None}
+    field = error.context.get("field")
+    for name, option in options.items():
+        if "_" in name:
+            error.message, error.fix = (_replaced(text, name, option) for text in (error.message, error.fix))
+        elif name == field:
+            error.message = _replaced(error.message, name, option, most=1)
+    if field in options:
+        error.context["field"] = options[field]
+
+
+def _long(spellings: Iterable[str]) -> str | None:
+    """The option's long spelling; None for an argument."""
+    return next((spelling for spelling in spellings if spelling.startswith("--")), None)
+
+
+def _replaced(text: str, name: str, option: str, *, most: int = 0) -> str:
+    """``option`` for ``name``, ``most`` times or always; not inside a path, another option or a longer name."""
+    return re.sub(rf"(?<![\w./-]){re.escape(name)}(?![\w/-]|\.\w)", option, text, count=most)
