@@ -24,8 +24,8 @@ _CLOSE: Final = 0.12
 """Candidates within this share of the least are contenders. First measurements of equal steps differ by up to 10 % on a
 host that slows down for seconds at a time; a contest that nobody would win costs a turn in each round."""
 _WIDE: Final = 64
-"""Tokens from one bucket to the next from which eager is timed in the middle. Fewer change what a device does by little
-beside what any step costs."""
+"""Tokens from one bucket to the next from which eager is timed within. Fewer change what a device does by little beside
+what any step costs."""
 _FIRST_WEIGHT: Final = 0.02
 """Of what a cost was at its least, beside a ratio to another one: it says how high all of them are, and no more."""
 _MOST_SWEEPS: Final = 2000
@@ -49,11 +49,12 @@ def contests(todo: Sequence[TimedStep], table: CostTable) -> list[tuple[TimedSte
 
 
 def with_eager_between(todo: Sequence[TimedStep], table: CostTable, steps: StepsToTime) -> list[TimedStep]:
-    """``todo``, and eager steps at both ends and in the middle of each class in which eager may be a contender.
+    """``todo``, and eager steps at the ends of each class in which eager may be a contender, right behind the smaller
+    one, and in the middle.
 
-    Eager is flat while it waits for the host, and rises once it waits for the device: within a class in which that
-    changes, its cost lies below what is interpolated, by more than decisions may be off. It takes no less than at the
-    next smaller size that was timed.
+    Eager is flat while it waits for the host, and rises once it waits for the device, there in steps: one token more
+    than whole tiles of a kernel takes another row of them, and buckets end where tiles do. So within a class its cost
+    lies beside what is interpolated, by more than decisions may be off. It takes no less than at the next smaller size.
     """
     found = {step.cost: step for step in todo}
     for kind, same in _by_kind(todo).items():
@@ -106,11 +107,13 @@ def _eager_in_class(
     likes = [end.like for end in (lower, upper) if end is not None]
     lives = [end.decision.live for end in (lower, upper) if end is not None]
     if kind.uniform_query_len is None and len(lives) == 2 and lives[1].num_tokens - lives[0].num_tokens >= _WIDE:
-        middle = dataclasses.replace(upper.like, num_tokens=(lives[0].num_tokens + lives[1].num_tokens) // 2)
-        live = steps.live(kind, middle)
-        if live is not None:
-            likes.append(middle)
-            lives.append(live)
+        smaller, largest = (live.num_tokens for live in lives)
+        for num_tokens in (smaller + 1, (smaller + largest) // 2):
+            within = dataclasses.replace(upper.like, num_tokens=num_tokens)
+            live = steps.live(kind, within)
+            if live is not None:
+                likes.append(within)
+                lives.append(live)
     for like, live in zip(likes, lives, strict=True):
         yield TimedStep(kind=kind, decision=decision_for(live, None), like=like)
 

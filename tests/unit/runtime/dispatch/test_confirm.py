@@ -102,14 +102,15 @@ def test_only_what_is_weighed_together_contends():
 
 
 def test_eager_is_timed_inside_the_classes_where_it_is_near():
-    near = {64: 2.0, 128: 2.0, 256: 2.0, 512: 3.1}
+    near = {64: 2.0, 128: 2.0, 256: 2.0, 257: 2.0, 512: 3.1}
     steps = Scripted(by_size(FLAT, near))
     first = steps.first()
     more = with_eager_between(first.todo, first.least, steps)
     added = [step for step in more if step.cost not in {old.cost for old in first.todo}]
-    assert {step.cost[1:] for step in added} == {("eager", 384)}, "(256, 512] alone"
+    assert {step.cost[1:] for step in added} == {("eager", 257), ("eager", 384)}, "(256, 512] alone"
     assert {size for pair in pairs_of(contests(more, first.least)) for way, size in pair if way == "eager"} == {
         256,
+        257,
         384,
         512,
     }
@@ -117,12 +118,20 @@ def test_eager_is_timed_inside_the_classes_where_it_is_near():
 
 def test_what_lies_between_is_found_out():
     """Eager is flat and then rises: in the middle it is cheaper than a line between the ends says."""
-    eager = {64: 3.0, 128: 3.0, 256: 3.0, 384: 3.0, 512: 3.6}
+    eager = {64: 3.0, 128: 3.0, 256: 3.0, 257: 3.0, 384: 3.0, 512: 3.6}
     steps = Scripted(by_size(FLAT | {512: 3.2}, eager))
     table = confirm(steps, steps.first())
     live = LiveBatch(num_tokens=384)
     assert table.cost_ms(live, None) == pytest.approx(3.0)
-    assert list(costs(table))[-1] == ("eager", 384), "behind those that were there"
+    assert list(costs(table))[-2:] == [("eager", 257), ("eager", 384)], "behind those that were there"
+
+
+def test_a_step_behind_the_smaller_bucket_is_found_out():
+    """One token more than whole tiles of a kernel takes another row of them, and so does the rest of the class."""
+    steps = Scripted(by_size(FLAT | {512: 3.2}, {64: 3.0, 128: 3.0, 256: 3.0, 257: 3.4, 384: 3.4, 512: 3.4}))
+    table = confirm(steps, steps.first())
+    assert table.cost_ms(LiveBatch(num_tokens=256), None) == pytest.approx(3.0)
+    assert table.cost_ms(LiveBatch(num_tokens=257), None) == pytest.approx(3.4)
 
 
 # --- how it is timed --------------------------------------------------------------------------------
@@ -187,7 +196,7 @@ def test_a_first_measurement_in_which_the_host_was_slow_for_one_of_two_is_put_ri
 
 def test_a_host_that_slows_down_in_half_of_the_walks_changes_no_ratio():
     """Eager waits for the host, the graph for the device."""
-    quiet = by_size(FLAT | {512: 3.2}, {64: 3, 128: 3, 256: 3, 384: 3.15, 512: 3.3})
+    quiet = by_size(FLAT | {512: 3.2}, {64: 3, 128: 3, 256: 3, 257: 3, 384: 3.15, 512: 3.3})
     steps = Scripted(quiet)
     first = steps.first()
     steps.seconds = lambda d: quiet(d) * (1.5 if d.key is None and int(steps.now / 0.05) % 2 else 1)
