@@ -16,7 +16,7 @@ __all__ = ["draw", "draw_traffic", "has_matplotlib"]
 _LINES: Final[dict[str, tuple[str, str, tuple[str, ...], bool]]] = {
     "decode": ("batch", "tpot_ms", ("mode",), False),
     "prefill": ("tokens", "ttft_ms", ("mode",), True),
-    "surface": ("tokens", "step_ms", ("variant", "requests"), True),
+    "surface": ("tokens", "step_ms", ("variant",), True),
     "segments": ("segments", "off_us", ("callable",), True),
     "checks": ("watched", "both_us", ("callable", "guards"), False),
     "dispatch": ("sizes", "worst_percent", ("kind",), False),
@@ -24,6 +24,8 @@ _LINES: Final[dict[str, tuple[str, str, tuple[str, ...], bool]]] = {
     "growth": ("batch", "step_ms", ("context",), True),
     "serve": ("rate", "ttft_ms_p99", ("mode",), True),
 }
+_PANELS: Final = {"surface": "requests"}
+"""bench -> what tells panels apart, side by side on one scale."""
 _UNITS: Final = {"requests": "requests", "context": "tokens of context", "queued": "queued"}
 _LABELS: Final = {
     "batch": "requests at once",
@@ -60,17 +62,31 @@ def draw(document: Mapping[str, Any], path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes: Any = figure.subplots()
-    if document["bench"] == "startup":
-        _bars(axes, document)
-    else:
-        _lines(axes, document)
-    axes.set_title(f"{document['bench']}, {document['model']}, {document['hardware']}, {document['date']}")
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize="small")
-    axes.grid(alpha=0.3)
+    panels = _panels(document)
+    figure = Figure(figsize=(8 if len(panels) == 1 else 4.5 * len(panels), 5), layout="constrained")
+    figure.suptitle(f"{document['bench']}, {document['model']}, {document['hardware']}, {document['date']}")
+    for axes, (title, rows) in zip(figure.subplots(1, len(panels), sharey=True, squeeze=False)[0], panels, strict=True):
+        shown = {**document, "rows": rows}
+        if document["bench"] == "startup":
+            _bars(axes, shown)
+        else:
+            _lines(axes, shown)
+        axes.set_title(title)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize="small")
+        axes.grid(alpha=0.3)
     figure.savefig(path, dpi=150, format="png")
+
+
+def _panels(document: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """Title and rows of each picture that the figure holds."""
+    name = _PANELS.get(document["bench"])
+    if name is None:
+        return [("", list(document["rows"]))]
+    panels: dict[Any, list[Mapping[str, Any]]] = {}
+    for row in document["rows"]:
+        panels.setdefault(row[name], []).append(row)
+    return [(f"{value} {_UNITS[name]}", rows) for value, rows in sorted(panels.items())] or [("", [])]
 
 
 def _lines(axes: Any, document: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ostinato.bench import plots
 from ostinato.bench.plots import draw
 from ostinato.bench.report import markdown_table, report
 from ostinato.bench.scenario import SCENARIOS
@@ -52,3 +53,9 @@ def test_what_failed_or_stopped_paying_is_told() -> None:
     crossovers = [{"variant": "fx", "requests": 1, "pays_up_to": 8, "stops_paying_at": None}]
     text = report(document("surface") | {"failed": {"inductor": "no compiler"}, "crossovers": crossovers, "rows": []})
     assert "no rows" in text and "failed: inductor: no compiler" in text and "pays_up_to" in text
+
+
+def test_a_surface_has_a_panel_for_each_number_of_requests() -> None:
+    rows = [{"requests": requests, "tokens": 8, "variant": "full", "step_ms": 1.0} for requests in (8, 1, 8)]
+    panels = plots._panels(document("surface") | {"rows": rows})
+    assert [(title, len(rows)) for title, rows in panels] == [("1 requests", 1), ("8 requests", 2)]
