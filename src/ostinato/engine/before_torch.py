@@ -42,9 +42,7 @@ def head_start(device: str = "auto") -> None:
         threading.Thread(target=_make_context, args=(int(index),), name="ostinato-context", daemon=True).start()
     key = begin_triton_key()
     if key is not None:
-        usual = sys.getswitchinterval()
-        sys.setswitchinterval(min(usual, _SWITCH_SECONDS))
-        threading.Thread(target=_restore_after, args=(key, usual), name="ostinato-switching", daemon=True).start()
+        _change_hands_faster(key)
 
 
 @functools.cache
@@ -61,6 +59,14 @@ def _work_out_key() -> None:
     # Not public: where another Triton has it elsewhere, the first kernel works it out as it would have anyway.
     with contextlib.suppress(Exception):
         import_module("triton.runtime.cache").triton_key()
+
+
+@functools.cache  # a second time, what is usual would be taken from the first
+def _change_hands_faster(key: threading.Thread) -> None:
+    """Until ``key`` ends."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(min(usual, _SWITCH_SECONDS))
+    threading.Thread(target=_restore_after, args=(key, usual), name="ostinato-switching", daemon=True).start()
 
 
 def _restore_after(thread: threading.Thread, seconds: float) -> None:

@@ -132,6 +132,7 @@ def test_the_interpreter_changes_hands_faster_until_the_key_is_there(
     usual, goes_on = sys.getswitchinterval(), threading.Event()
     plant(triton_key=lambda: goes_on.wait(10))
     head_start()
+    head_start()  # by a program, and by the command that it calls
     during = sys.getswitchinterval()
     goes_on.set()
     wait("ostinato-switching")
