@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,6 +18,9 @@ import pytest
 
 from ostinato.engine import before_torch as under_test
 from ostinato.engine.before_torch import begin_triton_key, head_start
+
+libc = ctypes.CDLL(None)
+"""Converts arguments as the driver's library does."""
 
 
 @pytest.fixture(autouse=True)
@@ -91,6 +96,18 @@ def test_no_thread_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     assert begin_triton_key() is None
 
 
+def test_a_fork_waits_for_the_key(plant: Callable[..., None]) -> None:
+    """The child could import nothing of what the thread was importing."""
+    plant(triton_key=lambda: time.sleep(0.2))
+    thread = begin_triton_key()
+    assert thread is not None and thread.is_alive()
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert not thread.is_alive()
+    assert os.waitpid(child, 0)[1] == 0
+
+
 @pytest.mark.parametrize("device", ["auto", "cuda", "cuda:0"])
 def test_the_context_of_the_device_is_made(driver: list[tuple[Any, ...]], device: str) -> None:
     head_start(device)
@@ -104,6 +121,17 @@ def test_a_device_that_is_not_there_is_left_for_torch_to_refuse(driver: list[tup
     head_start(device)
     wait("ostinato-context")
     assert "cuDevicePrimaryCtxRetain" not in names(driver)
+
+
+def test_an_index_beyond_the_driver_s_integers_is_left_for_torch_too(
+    driver: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    loaded: list[str] = []
+    real = SimpleNamespace(cuInit=lambda flags: 0, cuDeviceGet=lambda device, index: libc.abs(index))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: loaded.append(name) or real)
+    head_start(f"cuda:{10**30}")
+    wait("ostinato-context")
+    assert loaded and not recwarn.list
 
 
 def test_a_missing_driver_is_no_error(
