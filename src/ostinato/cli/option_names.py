@@ -21,7 +21,7 @@ def name_options(error: OstinatoError, parameters: Iterable[Any]) -> None:
 
     A name of several words is unmistakable, and in quotes it is that of a file. One of a single word (``tokens``) may
     be just a word: it is taken for a field where the error says so (context ``field``), at its first mention in the
-    message.
+    message and where the fix is to set it.
 
     Args:
         parameters: of the command that raised, as click has them.
@@ -35,6 +35,7 @@ def name_options(error: OstinatoError, parameters: Iterable[Any]) -> None:
                 error.context["expected"] = _replaced(expected, name, option)
         elif name == field:
             error.message = _replaced(error.message, name, option, most=1)
+            error.fix = error.fix.replace(f"set {name} accordingly", f"set {option} accordingly")
     if field in options:
         error.context["field"] = options[field]
 

@@ -51,6 +51,9 @@ def test_a_single_word_is_a_setting_only_where_the_error_says_so() -> None:
     name_options(error, PARAMETERS)
     assert error.message == "--tokens must be at least the tokens of a page"
     assert (error.fix, error.context) == ("raise tokens", {"field": "--tokens", "got": 1})
+    error = ConfigError("tokens must be >= 1, got 0", fix="set tokens accordingly", field="tokens")
+    name_options(error, PARAMETERS)
+    assert (error.message, error.fix) == ("--tokens must be >= 1, got 0", "set --tokens accordingly")
     error = ConfigError("tokens must be few", field="max_num_reqs")
     name_options(error, PARAMETERS)
     assert (error.message, error.context["field"]) == ("tokens must be few", "--max-num-reqs")
