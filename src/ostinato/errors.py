@@ -259,7 +259,7 @@ class TensorDroppedError(AddressChangedError):
 
 
 class QualificationError(GuardError):
-    """A captured graph does not do what an eager run does, or a test batch cannot be run at all."""
+    """A captured graph does not do what an eager run does, or a test batch cannot be run, or there was none."""
 
     code = "OST308"
 

@@ -37,17 +37,18 @@ def with_config_file(config: EngineConfig, path: Path | None, *, options: Collec
     if not isinstance(document, dict):
         raise ConfigError(f"{path} is no object of settings", fix='write {"decode_sizes": [1, 2, 4]}')
     known = [f.name for f in dataclasses.fields(EngineConfig)]
+    valid = [name for name in known if name not in options]
     settings: dict[str, Any] = {}
     for name, value in document.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             raise ConfigError(
                 f"{path} has an unknown setting {name!r}",
-                fix=f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(known)}",
+                fix=f"did you mean {near[0]!r}?" if near else f"valid: {', '.join(valid)}",
             )
         if name in options:
             raise ConfigError(
-                f"{path} sets {name}, for which there is an option", fix=f"give --{name.replace('_', '-')} instead"
+                f"{path} sets {name!r}, for which there is an option", fix=f"give --{name.replace('_', '-')} instead"
             )
         settings[name] = tuple(value) if name in _TUPLES and isinstance(value, list) else value
     return dataclasses.replace(config, **settings)

@@ -16,10 +16,12 @@ __all__ = ["name_options"]
 
 
 def name_options(error: OstinatoError, parameters: Iterable[Any]) -> None:
-    """Put options for fields in message, fix and ``field`` of ``error``, in place: its traceback stays.
+    """Put options for fields in what ``error`` says, in place: its traceback stays. That is its message, its fix and,
+    of its context, ``field`` and ``expected``.
 
-    A name of several words is unmistakable. One of a single word (``tokens``) may be just a word: it is taken for a
-    field where the error says so (context ``field``), at its first mention in the message.
+    A name of several words is unmistakable, and in quotes it is that of a file. One of a single word (``tokens``) may
+    be just a word: it is taken for a field where the error says so (context ``field``), at its first mention in the
+    message and where the fix is to set it.
 
     Args:
         parameters: of the command that raised, as click has them.
@@ -29,8 +31,11 @@ def name_options(error: OstinatoError, parameters: Iterable[Any]) -> None:
     for name, option in options.items():
         if "_" in name:
             error.message, error.fix = (_replaced(text, name, option) for text in (error.message, error.fix))
+            if isinstance(expected := error.context.get("expected"), str):
+                error.context["expected"] = _replaced(expected, name, option)
         elif name == field:
             error.message = _replaced(error.message, name, option, most=1)
+            error.fix = error.fix.replace(f"set {name} accordingly", f"set {option} accordingly")
     if field in options:
         error.context["field"] = options[field]
 
@@ -41,5 +46,5 @@ def _long(spellings: Iterable[str]) -> str | None:
 
 
 def _replaced(text: str, name: str, option: str, *, most: int = 0) -> str:
-    """``option`` for ``name``, ``most`` times or always; not inside a path, another option or a longer name."""
-    return re.sub(rf"(?<![\w./-]){re.escape(name)}(?![\w/-]|\.\w)", option, text, count=most)
+    """``option`` for ``name``, ``most`` times or always; not in quotes, a path, another option or a longer name."""
+    return re.sub(rf"(?<![\w./'\"-]){re.escape(name)}(?![\w/-]|\.\w)", option, text, count=most)

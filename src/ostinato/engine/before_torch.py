@@ -20,6 +20,9 @@ from typing import Final
 
 __all__ = ["begin_triton_key", "head_start"]
 
+_MOST_SECONDS: Final = 10.0
+"""That a fork waits for the key: who forks while importing may hold what the import of Triton waits for."""
+
 _SWITCH_SECONDS: Final = 0.0005
 """Of the interpreter between imports and the hashing, which asks for it after every MiB and would wait 5 ms for it."""
 
@@ -42,9 +45,7 @@ def head_start(device: str = "auto") -> None:
         threading.Thread(target=_make_context, args=(int(index),), name="ostinato-context", daemon=True).start()
     key = begin_triton_key()
     if key is not None:
-        usual = sys.getswitchinterval()
-        sys.setswitchinterval(min(usual, _SWITCH_SECONDS))
-        threading.Thread(target=_restore_after, args=(key, usual), name="ostinato-switching", daemon=True).start()
+        _change_hands_faster(key)
 
 
 @functools.cache
@@ -54,13 +55,28 @@ def begin_triton_key() -> threading.Thread | None:
         return None
     thread = threading.Thread(target=_work_out_key, name="ostinato-triton-key", daemon=True)
     thread.start()
+    # A child would find Triton's modules locked by a thread that it does not have, and wait for ever to import them.
+    os.register_at_fork(before=functools.partial(_let_end, thread))
     return thread
+
+
+def _let_end(thread: threading.Thread) -> None:
+    if thread is not threading.current_thread():
+        thread.join(_MOST_SECONDS)
 
 
 def _work_out_key() -> None:
     # Not public: where another Triton has it elsewhere, the first kernel works it out as it would have anyway.
     with contextlib.suppress(Exception):
         import_module("triton.runtime.cache").triton_key()
+
+
+@functools.cache  # a second time, what is usual would be taken from the first
+def _change_hands_faster(key: threading.Thread) -> None:
+    """Until ``key`` ends."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(min(usual, _SWITCH_SECONDS))
+    threading.Thread(target=_restore_after, args=(key, usual), name="ostinato-switching", daemon=True).start()
 
 
 def _restore_after(thread: threading.Thread, seconds: float) -> None:
@@ -70,7 +86,7 @@ def _restore_after(thread: threading.Thread, seconds: float) -> None:
 
 def _make_context(index: int) -> None:
     """The primary context of a device, which torch uses too; the driver's calls let other threads run."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ctypes.ArgumentError):  # no driver; an index beyond C's integers
         driver = ctypes.CDLL("libcuda.so.1")
         device, context = ctypes.c_int(), ctypes.c_void_p()
         if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), index) == 0:

@@ -16,13 +16,14 @@ from ostinato.errors import ConfigError
 from ostinato.runtime.buffers import NUM_REQS, NUM_TOKENS, CallLayout, Sizes, Slot
 from ostinato.runtime.capture import as_device
 from ostinato.runtime.config import GraphConfig
+from ostinato.runtime.dispatch import CostTable
 from ostinato.runtime.keys import CaptureSupport, GraphKey
 from ostinato.runtime.nest import tensors
 from ostinato.runtime.planning import largest_size
 from ostinato.runtime.qualify import ShadowOwner
 from ostinato.telemetry import Sink
 
-__all__ = ["Arguments", "check_budget"]
+__all__ = ["Arguments", "check_budget", "check_costs"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,3 +104,9 @@ def check_budget(seconds: float) -> None:
     """Raise `ConfigError` unless ``seconds``, to measure for, is a number above 0."""
     if not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
         raise ConfigError(f"budget_seconds is {seconds!r}", fix="use a number of seconds above 0")
+
+
+def check_costs(costs: object) -> None:
+    """Raise `ConfigError` unless ``costs`` is a `CostTable`."""
+    if not isinstance(costs, CostTable):
+        raise ConfigError(f"costs is a {type(costs).__name__}", fix="pass a CostTable, of measure() or read_costs()")

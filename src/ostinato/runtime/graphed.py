@@ -13,8 +13,8 @@ from typing import Any, Self
 
 import torch
 
-from ostinato.errors import ConfigError, RuntimeStateError
-from ostinato.runtime.arguments import Arguments, check_budget
+from ostinato.errors import RuntimeStateError
+from ostinato.runtime.arguments import Arguments, check_budget, check_costs
 from ostinato.runtime.assembly import assemble
 from ostinato.runtime.breaks import is_planning, is_recording
 from ostinato.runtime.buffers import Sizes, Slot, Staging, StaticBuffers
@@ -463,10 +463,8 @@ class Graphed:
             ConfigError: it is no `CostTable`.
         """
         self._life.require_open()
-        if costs is not None and not isinstance(costs, CostTable):
-            raise ConfigError(
-                f"costs is a {type(costs).__name__}", fix="pass a CostTable, of measure() or read_costs()"
-            )
+        if costs is not None:
+            check_costs(costs)
         self._dispatcher.use_costs(costs)
 
     def measure(
@@ -518,7 +516,12 @@ class Graphed:
 
         Args:
             steps: see `measure`.
+
+        Raises:
+            RuntimeStateError: before `capture`.
+            ConfigError: ``costs`` is no `CostTable`.
         """
+        check_costs(costs)
         self._life.require_captured(self.keys, step="unmeasured")
         return self._measuring.unmeasured(costs, steps)
 

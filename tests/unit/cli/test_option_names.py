@@ -35,14 +35,15 @@ PARAMETERS = [
         ("set max_num_reqs='many'", "set --max-num-reqs='many'"),
         ("/tmp/max_num_reqs/x and max_num_reqs.json", "/tmp/max_num_reqs/x and max_num_reqs.json"),
         ("full_max_num_reqs and max_num_reqs_of", "full_max_num_reqs and max_num_reqs_of"),
+        ("x.json sets 'max_num_reqs' and \"max_num_reqs\"", "x.json sets 'max_num_reqs' and \"max_num_reqs\""),
         ("scenario_file is an argument", "scenario_file is an argument"),
         ("a step of 17 tokens", "a step of 17 tokens"),
     ],
 )
 def test_message_and_fix_name_options(text: str, named: str) -> None:
-    error = ConfigError(text, fix=text)
+    error = ConfigError(text, fix=text, expected=text, got=text)
     name_options(error, PARAMETERS)
-    assert (error.message, error.fix) == (named, named)
+    assert (error.message, error.fix, error.context) == (named, named, {"expected": named, "got": text})
 
 
 def test_a_single_word_is_a_setting_only_where_the_error_says_so() -> None:
@@ -50,6 +51,9 @@ def test_a_single_word_is_a_setting_only_where_the_error_says_so() -> None:
     name_options(error, PARAMETERS)
     assert error.message == "--tokens must be at least the tokens of a page"
     assert (error.fix, error.context) == ("raise tokens", {"field": "--tokens", "got": 1})
+    error = ConfigError("tokens must be >= 1, got 0", fix="set tokens accordingly", field="tokens")
+    name_options(error, PARAMETERS)
+    assert (error.message, error.fix) == ("--tokens must be >= 1, got 0", "set --tokens accordingly")
     error = ConfigError("tokens must be few", field="max_num_reqs")
     name_options(error, PARAMETERS)
     assert (error.message, error.context["field"]) == ("tokens must be few", "--max-num-reqs")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,6 +18,17 @@ import pytest
 
 from ostinato.engine import before_torch as under_test
 from ostinato.engine.before_torch import begin_triton_key, head_start
+
+libc = ctypes.CDLL(None)
+"""Converts arguments as the driver's library does."""
+
+
+@pytest.fixture
+def raised(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What threads raise. pytest warns of it too, but only once the test is over."""
+    found: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda what: found.append(what.exc_value))
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -78,17 +91,29 @@ def test_the_key_is_worked_out_once_in_a_thread(plant: Callable[..., None]) -> N
     assert threads == [thread]
 
 
-def test_another_triton_without_it_is_no_error(plant: Callable[..., None], recwarn: pytest.WarningsRecorder) -> None:
+def test_another_triton_without_it_is_no_error(plant: Callable[..., None], raised: list[object]) -> None:
     plant()
     thread = begin_triton_key()
     assert thread is not None
     thread.join(10)
-    assert not thread.is_alive() and not recwarn.list  # pytest would warn of an exception in a thread
+    assert not thread.is_alive() and not raised
 
 
 def test_no_thread_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(under_test, "find_spec", lambda name: None)
     assert begin_triton_key() is None
+
+
+def test_a_fork_waits_for_the_key(plant: Callable[..., None]) -> None:
+    """The child could import nothing of what the thread was importing."""
+    plant(triton_key=lambda: time.sleep(0.2))
+    thread = begin_triton_key()
+    assert thread is not None and thread.is_alive()
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert not thread.is_alive()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda", "cuda:0"])
@@ -106,8 +131,19 @@ def test_a_device_that_is_not_there_is_left_for_torch_to_refuse(driver: list[tup
     assert "cuDevicePrimaryCtxRetain" not in names(driver)
 
 
+def test_an_index_beyond_the_driver_s_integers_is_left_for_torch_too(
+    driver: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, raised: list[object]
+) -> None:
+    loaded: list[str] = []
+    real = SimpleNamespace(cuInit=lambda flags: 0, cuDeviceGet=lambda device, index: libc.abs(index))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: loaded.append(name) or real)
+    head_start(f"cuda:{10**30}")
+    wait("ostinato-context")
+    assert loaded and not raised
+
+
 def test_a_missing_driver_is_no_error(
-    driver: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+    driver: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, raised: list[object]
 ) -> None:
     def missing(name: str) -> None:
         raise OSError(name)
@@ -115,7 +151,7 @@ def test_a_missing_driver_is_no_error(
     monkeypatch.setattr(ctypes, "CDLL", missing)
     head_start()
     wait("ostinato-context")
-    assert not driver and not recwarn.list
+    assert not driver and not raised
 
 
 def test_nothing_begins_on_a_cpu(driver: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +168,7 @@ def test_the_interpreter_changes_hands_faster_until_the_key_is_there(
     usual, goes_on = sys.getswitchinterval(), threading.Event()
     plant(triton_key=lambda: goes_on.wait(10))
     head_start()
+    head_start()  # by a program, and by the command that it calls
     during = sys.getswitchinterval()
     goes_on.set()
     wait("ostinato-switching")

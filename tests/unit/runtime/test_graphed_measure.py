@@ -218,6 +218,8 @@ def test_out_of_order_and_bad_budgets(ready):
         for costs in ([], "costs.json"):
             with pytest.raises(ConfigError, match="costs is a"):
                 graphed.use_costs(costs)
+            with pytest.raises(ConfigError, match="costs is a"):
+                graphed.unmeasured(costs)
         for budget in (0, -1.0, float("nan"), float("inf"), "1", None):
             with pytest.raises(ConfigError, match="budget_seconds"):
                 graphed.measure(budget_seconds=budget)

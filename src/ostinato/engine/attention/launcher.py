@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
@@ -131,8 +130,6 @@ def _host() -> tuple[LaunchHost | None, str | None]:
     """The host of this process, or why there is none."""
     import triton
 
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        return None, "kernels are interpreted"
     host, reason = _host_of(triton)
     if reason is not None:
         logger.info("kernels are launched by Triton's own launcher: %s", reason)
@@ -143,6 +140,8 @@ def _host_of(triton: Any) -> tuple[LaunchHost | None, str | None]:
     settings = getattr(getattr(triton, "knobs", None), "runtime", None)
     if not (hasattr(settings, "launch_enter_hook") and hasattr(settings, "launch_exit_hook")):
         return None, "this Triton does not tell who listens to launches"
+    if getattr(settings, "interpret", False):  # whatever it takes for yes, and before its driver: there may be none
+        return None, "kernels are interpreted"
     driver = triton.runtime.driver.active
     backend = driver.get_current_target().backend
     if backend != "cuda":

@@ -129,7 +129,13 @@ class EngineGraphs:
             )
         elif graphed.plans:
             with reporting(progress, "measure costs", None, "turns") as bar:
-                self._costs.save(measure_costs(self.executor, on_step=lambda: bar.advance(1)))
+                measured = measure_costs(self.executor, on_step=lambda: bar.advance(1))
+            try:
+                self._costs.save(measured)
+            except ConfigError as error:
+                if stored is None:
+                    raise
+                logger.warning("%s", error)  # a file that need not have been writable: the next start measures again
 
     def _save(self) -> None:
         if self._manifest is None:

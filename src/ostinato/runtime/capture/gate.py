@@ -22,8 +22,9 @@ from ostinato.runtime.user_frames import user_frame
 
 __all__ = ["CaptureGate"]
 
-_IMMORTAL_SHARE: Final = 10
-"""Objects to one that may be frozen without anybody having asked for it."""
+_MOST_IMMORTAL: Final = 2000
+"""Objects that may count as frozen without anybody having asked for it: Python 3.12 counts its immortal ones after a
+collection, some hundreds. Python alone has over 4,000 others, so whoever freezes, however early, freezes more."""
 
 
 class _Collector:
@@ -62,12 +63,9 @@ class _Collector:
     def _is_frozen(self) -> bool:
         """Whether the application has frozen the heap. Counting what is frozen takes as long as there is of it, so once
         it was frozen, look among the few that are not: while this object is not there, it still is.
-
-        From Python 3.12 on a collection counts immortal objects as frozen: some hundreds, a heap has tens of thousands.
         """
-        others = gc.get_objects()
-        if not self._saw_frozen or any(map(partial(is_, self), others)):
-            self._saw_frozen = gc.get_freeze_count() > len(others) // _IMMORTAL_SHARE
+        if not self._saw_frozen or any(map(partial(is_, self), gc.get_objects())):
+            self._saw_frozen = gc.get_freeze_count() > _MOST_IMMORTAL
         return self._saw_frozen
 
 

@@ -306,9 +306,23 @@ def test_a_triton_that_is_known_is_used():
     assert reason is None and not host.has_listeners() and host.current_device() == 0
 
 
+class NoDriver:
+    @property
+    def active(self):
+        raise RuntimeError("0 active drivers")
+
+
+def interpreting():
+    """A Triton that interprets, where there is no GPU."""
+    triton = triton_of()
+    triton.knobs.runtime.interpret, triton.runtime.driver = True, NoDriver()
+    return triton
+
+
 @pytest.mark.parametrize(
     ("triton", "reason"),
     [
+        (interpreting(), "interpreted"),
         (triton_of(hooks=False), "who listens"),
         (triton_of(backend="hip"), "hip backend"),
         (triton_of(names=("function", "stream", "gridX", "gridY", "gridZ")), "its launcher takes"),

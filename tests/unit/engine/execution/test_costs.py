@@ -19,6 +19,7 @@ from ostinato.engine.kvcache import named_pages
 from ostinato.engine.scheduler import ScheduledBatch
 from ostinato.errors import ConfigError, ForeignCostsError, OstinatoError
 from ostinato.runtime import BatchKind, Decision, RuntimeMode
+from ostinato.runtime.dispatch import cost_file
 
 if TYPE_CHECKING:
     from .conftest import ExecutorMaker
@@ -237,6 +238,25 @@ def test_costs_of_another_ladder_are_measured_again_and_it_is_said(
     caplog.clear()
     with LLM(model, costs=str(path), **SETTINGS, **OTHER_SIZES) as llm:
         assert why_costs(llm) is None and not caplog.text, "the file is of this ladder now"
+
+
+def test_costs_that_cannot_be_replaced_are_measured_for_this_start_alone(
+    model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that came with an image is there to be read."""
+    path = tmp_path / "costs.json"
+    with LLM(model, costs=str(path), **SETTINGS):
+        pass
+    before = path.read_bytes()
+
+    def refuse(*_: object) -> None:
+        raise OSError("read-only file system")
+
+    monkeypatch.setattr(cost_file, "replace_file", refuse)
+    with LLM(model, costs=str(path), **SETTINGS, **OTHER_SIZES) as llm:
+        assert llm.costs is not None
+        assert {s.size for s in llm.costs.samples if s.way == "piecewise graph"} == {4, 16}
+    assert "cannot be written: read-only file system" in caplog.text and path.read_bytes() == before
 
 
 def test_costs_of_a_larger_ladder_hold_for_a_part_of_it(model: str, tmp_path: Path) -> None:
