@@ -23,7 +23,8 @@ from ostinato.bench.environment import versions
 from ostinato.bench.evidence import Evidence, output_path
 from ostinato.bench.naming import short_hardware
 from ostinato.bench.statistics import summary
-from ostinato.engine.attention import AttentionMetadata, launcher
+from ostinato.engine.attention import AttentionMetadata
+from ostinato.engine.kernels import launcher
 from ostinato.engine.kvcache import allocate_caches
 from ostinato.engine.layers.linear_tiles import LinearKind, LinearShape, default_tiles
 from ostinato.runtime import hardware_name

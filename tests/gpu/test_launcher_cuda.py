@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from ostinato.engine.attention import AttentionMetadata, launcher
+from ostinato.engine.attention import AttentionMetadata
+from ostinato.engine.kernels import launcher
 from ostinato.engine.kvcache import allocate_caches
 from ostinato.engine.layers.linear_tiles import LinearTiles
 from ostinato.engine.sampling import NUM_SETTINGS

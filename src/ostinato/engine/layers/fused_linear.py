@@ -168,7 +168,7 @@ class FusedLinears:
         launch_matrix(x.contiguous(), weight, out, tiles=tiles, bias=bias, is_gated=is_gated, use_pdl=is_early)
 
     def _launches_early(self, x: Tensor) -> bool:
-        from ostinato.engine.attention.triton.programmatic_launch import can_launch_early
+        from ostinato.engine.kernels.programmatic_launch import can_launch_early
 
         return self.use_pdl and can_launch_early(x.device)
 

@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.engine.attention.launcher import Launcher
 from ostinato.engine.attention.metadata import AttentionMetadata
 from ostinato.engine.attention.triton.configs import LOG2_E, DecodeTiles, next_power_of_2, plan_decode
 from ostinato.engine.attention.triton.softmax import fold_context, merge_splits
 from ostinato.engine.attention.triton.workspace import SplitWorkspace
+from ostinato.engine.kernels.launcher import Launcher
 from ostinato.engine.kvcache import LayerCache
 
 __all__ = ["launch_decode"]

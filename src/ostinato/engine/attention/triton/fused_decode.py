@@ -15,18 +15,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.engine.attention.launcher import Launcher
 from ostinato.engine.attention.metadata import AttentionMetadata
 from ostinato.engine.attention.triton.configs import LOG2_E, DecodeTiles, plan_decode
-from ostinato.engine.attention.triton.programmatic_launch import (
+from ostinato.engine.attention.triton.rotary import norm_and_rotate
+from ostinato.engine.attention.triton.softmax import fold_context, merge_splits
+from ostinato.engine.attention.triton.workspace import SplitWorkspace
+from ostinato.engine.kernels.launcher import Launcher
+from ostinato.engine.kernels.programmatic_launch import (
     can_launch_early,
     gdc_launch_dependents,
     gdc_wait,
     launch_options,
 )
-from ostinato.engine.attention.triton.rotary import norm_and_rotate
-from ostinato.engine.attention.triton.softmax import fold_context, merge_splits
-from ostinato.engine.attention.triton.workspace import SplitWorkspace
 from ostinato.engine.kvcache import LayerCache
 
 __all__ = ["launch_fused_decode"]

@@ -18,9 +18,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.engine.attention.launcher import Launcher
 from ostinato.engine.attention.metadata import AttentionMetadata
 from ostinato.engine.attention.triton.configs import LOG2_E, VarlenTiles, next_power_of_2, varlen_tiles
+from ostinato.engine.kernels.launcher import Launcher
 from ostinato.engine.kvcache import LayerCache
 
 __all__ = ["launch_varlen"]

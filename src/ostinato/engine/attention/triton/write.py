@@ -13,10 +13,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.engine.attention.launcher import Launcher
 from ostinato.engine.attention.metadata import AttentionMetadata
 from ostinato.engine.attention.triton.configs import next_power_of_2
 from ostinato.engine.attention.triton.rotary import norm_and_rotate
+from ostinato.engine.kernels.launcher import Launcher
 from ostinato.engine.kvcache import LayerCache
 
 __all__ = ["launch_rotary_write", "launch_write"]

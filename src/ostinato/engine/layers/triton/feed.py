@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.engine.attention.launcher import Launcher
+from ostinato.engine.kernels.launcher import Launcher
 
 __all__ = ["launch_feed"]
 

@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.engine.attention.launcher import Launcher
-from ostinato.engine.attention.triton.programmatic_launch import (
+from ostinato.engine.kernels.launcher import Launcher
+from ostinato.engine.kernels.programmatic_launch import (
     can_launch_early,
     gdc_launch_dependents,
     gdc_wait,

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.engine.attention.launcher import Launcher
+from ostinato.engine.kernels.launcher import Launcher
 from ostinato.engine.sampling import NUM_SETTINGS, mass_bits
 
 __all__ = ["launch_sample"]

@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.engine.attention.launcher import Launcher
-from ostinato.engine.attention.triton.programmatic_launch import gdc_launch_dependents, gdc_wait, launch_options
+from ostinato.engine.kernels.launcher import Launcher
+from ostinato.engine.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, launch_options
 from ostinato.engine.layers.linear_tiles import LinearTiles
 
 __all__ = ["launch_vector"]

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostinato.engine.attention import launcher
-from ostinato.engine.attention.launcher import Launcher, LaunchHost, specialisation
+from ostinato.engine.kernels import launcher
+from ostinato.engine.kernels.launcher import Launcher, LaunchHost, specialisation
 from ostinato.errors import JitInCaptureError
 from ostinato.runtime.breaks import recording
 

@@ -51,13 +51,19 @@ def _has_option() -> bool:
     return is_dataclass(CUDAOptions) and any(field.name == "launch_pdl" for field in fields(CUDAOptions))
 
 
+def _is_interpreted() -> bool:
+    """Whether Triton interprets its kernels, whatever its setting takes for yes."""
+    settings = getattr(getattr(triton, "knobs", None), "runtime", None)
+    return bool(getattr(settings, "interpret", os.environ.get("TRITON_INTERPRET") == "1"))
+
+
 @cache
 def can_launch_early(device: torch.device) -> bool:
     """Whether kernels on ``device`` can be launched so: by its generation, and a triton that knows how.
 
     Compute capability 12 can too, but was seen to refuse such launches in a capture (sglang#18596).
     """
-    if device.type != "cuda" or torch.version.hip is not None or os.environ.get("TRITON_INTERPRET") == "1":
+    if device.type != "cuda" or torch.version.hip is not None or _is_interpreted():
         return False
     return _HAS_MARKS and _has_option() and torch.cuda.get_device_capability(device)[0] in (9, 10)
 
