@@ -130,8 +130,8 @@ class CaptureBackend(Protocol):
         ...
 
     def has_made(self, tensor: torch.Tensor) -> bool:
-        """Whether an op of this session's segments has produced the memory of ``tensor``: each replay of the plan
-        rewrites it. False where the device does not tell. Call between segments, inside `session`.
+        """Whether this session's segments have made the memory of ``tensor``: each replay of the plan rewrites it.
+        False in doubt, and as long as no open graph keeps that memory. Call between segments, inside `session`.
         """
         ...
 

@@ -9,6 +9,8 @@ CUDA graph and allocator names, each behind feature detection.
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 import threading
 import warnings
 import weakref
@@ -36,6 +38,8 @@ from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.generation import Generation
 from ostinato.runtime.capture.generators import GeneratorLog, GeneratorStates
 from ostinato.runtime.capture.jit_watch import refusing_jit
+from ostinato.runtime.capture.made_memory import MadeMemory
+from ostinato.runtime.capture.pool_view import PoolView, Snapshot
 from ostinato.runtime.capture.refusals import is_unjoined, typed_refusal
 from ostinato.runtime.capture.stream_api import cuda_streams
 from ostinato.runtime.capture.streams import StreamWatch, not_forked, unjoined
@@ -54,6 +58,7 @@ class _Pool:
         self.handle = torch.cuda.graph_pool_handle()
         self.num_graphs = 0
         self.is_spoiled = False
+        self.last_session: object = None
 
     def leave(self) -> None:
         """One graph of the pool is gone."""
@@ -170,13 +175,38 @@ def _nothing() -> None:
     """Replay of an empty graph, which torch would warn about."""
 
 
+def _view_of(pool: tuple[int, int]) -> PoolView | None:
+    """What `MadeMemory` asks beside the ops that are seen: the allocator, once Inductor has compiled something.
+
+    Its code allocates past the dispatcher. All else that captures meet goes through it, and need not pay for asking.
+    """
+    return PoolView(pool, _snapshot) if "torch._inductor.compile_fx" in sys.modules else None
+
+
+def _snapshot() -> Snapshot:
+    """Of all pools: torch's choice of one leaves out what lies behind memory that an expandable segment gave back."""
+    return torch.cuda.memory_snapshot(**_snapshot_options())  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _snapshot_options() -> dict[str, bool]:
+    """Without the history that the user may have recorded, where torch can leave it out (2.13 can)."""
+    can_leave_out = "include_traces" in inspect.signature(torch.cuda.memory_snapshot).parameters
+    return {"include_traces": False} if can_leave_out else {}
+
+
 class _Watch(OpWatch):
     """Also notes which memory the ops of a session's segments have produced, by address, and on which stream."""
 
     def __init__(self, generators: GeneratorLog, streams: StreamWatch | None = None) -> None:
         super().__init__("cuda", generators)
-        self.produced: set[int] = set()
+        self.made = MadeMemory(_view_of)
+        """By the segments of the session."""
         self._streams = streams
+
+    def has_made(self, tensor: torch.Tensor) -> bool:
+        """Whether the session's segments have made the memory of ``tensor``."""
+        return tensor.device.type == self._device_type and self.made.has(tensor.untyped_storage().data_ptr())
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -193,10 +223,10 @@ class _Watch(OpWatch):
         result = func(*args, **kwargs)
         memory = {tensor.untyped_storage().data_ptr(): tensor for tensor in given}
         for address, tensor in memory.items():
-            if address not in self.produced:
+            if address not in self.made.seen and not self.has_made(tensor):
                 self.note_external(tensor, op_name(func))
         fresh = {tensor.untyped_storage().data_ptr() for tensor in tensors(result)} - memory.keys()
-        self.produced |= fresh
+        self.made.seen |= fresh
         if uses_device and self._streams is not None:
             self._streams.note_op(func, has_fresh_result=bool(fresh))
         return result
@@ -267,7 +297,7 @@ class CudaBackend:
         if self._session_thread is not None:
             raise NestedCaptureError("a plan is being captured already", fix="capture one callable at a time")
         self._session_thread = threading.get_ident()
-        self._watch.produced = set()
+        self._watch.made = MadeMemory(_view_of)
         self._watch.externals = ExternalLog()
         self._executables.begin_plan()
         self._has_begun = False
@@ -302,6 +332,7 @@ class CudaBackend:
         if self._open is not None or torch.cuda.is_current_stream_capturing():
             raise NestedCaptureError("a segment is open already on this thread", fix="end it before beginning another")
         self._open = _Opened(self._shared, self.generators.to_register())
+        self._watch.made.enter(self._open.pool)
         self._streams.begin()
         self._has_begun = True
         self._watch.draws = False
@@ -344,7 +375,7 @@ class CudaBackend:
 
     def has_made(self, tensor: torch.Tensor) -> bool:
         """See `CaptureBackend.has_made`."""
-        return tensor.untyped_storage().data_ptr() in self._watch.produced
+        return self._watch.has_made(tensor)
 
     def borrow(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `CaptureBackend.borrow`."""
@@ -402,6 +433,7 @@ class CudaBackend:
 
     def _discard(self, opened: _Opened) -> None:
         """Throw a capture away. Its forks are joined before, so that it ends valid and leaves nothing to recover."""
+        self._watch.made.forget()
         with torch.cuda.stream(self._shared.stream):
             with suppress(RuntimeError):  # a capture that is invalid takes no join
                 for fork in self._streams.forks():
@@ -415,6 +447,7 @@ class CudaBackend:
 
     def _recover(self, opened: _Opened) -> None:
         """After an invalidated capture, make the allocators, the stream and the generators usable again."""
+        self._watch.made.forget()
         # torch 2.11 leaves its host allocator recording to this pool, and offers no call to end that; so the
         # pool serves the graphs that it has and takes no more (PITFALLS: pytorch#190348).
         opened.pool.is_spoiled = True

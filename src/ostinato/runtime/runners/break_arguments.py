@@ -29,8 +29,7 @@ class ArgumentOwner(StrEnum):
     BRIDGE = "bridge"
     """An earlier break of the plan, through a bridge."""
     OUTSIDE = "outside"
-    """Nobody in the plan: an input, a weight, or what an eager region has made. Also what a compiler's kernels have
-    made where torch does not tell."""
+    """Nobody in the plan: an input, a weight, or what an eager region has made. Also what is in doubt."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -187,15 +187,17 @@ class CaptureBackendConformance:
             with backend.session():
                 backend.begin()
                 earlier = x * 2
-                backend.end()
+                graphs = [backend.end()]  # they keep the memory
             with backend.session():
                 backend.begin()
                 made = earlier * 2
                 empty = torch.empty_like(x)
-                backend.end()
+                graphs.append(backend.end())
                 between = x * 3
                 assert backend.has_made(made) and backend.has_made(made[2:4]) and backend.has_made(empty)
                 assert not any(backend.has_made(given) for given in (x, earlier, between))
+        for graph in graphs:
+            graph.close()
 
     def test_externals_know_which_segment_used_them_first(self, backend: CaptureBackend) -> None:
         tables = [torch.ones(8, device=backend.device) for _ in range(4)]
