@@ -41,6 +41,8 @@ _COUNTS: Final = (
     "kv_tokens",
     "compile_max_tokens",
 )
+_MOST: Final = 2**31 - 1
+"""Of anything that is counted but memory: positions and sizes are 32-bit integers to the kernels."""
 _DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 _DEFAULT_SHARE: Final = 0.1
@@ -175,7 +177,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is None and name != "page_size":
                 continue
-            _check_int(name, value, low=1, high=None)
+            _check_int(name, value, low=1, high=2**63 - 1 if name == "kv_tokens" else _MOST)
         if self.costs is not None and (not isinstance(self.costs, str) or not self.costs):
             message, fix = "costs must be the name of a file", "name one, or leave costs out"
             raise ConfigError(message, fix=fix, field="costs", got=repr(self.costs))
@@ -203,8 +205,8 @@ class EngineConfig:
                 message, fix = f"{name} must be true or false", f"set {name} accordingly"
                 raise ConfigError(message, fix=fix, field=name, got=repr(getattr(self, name)))
         if self.full_mixed_max_tokens is not None:
-            _check_int("full_mixed_max_tokens", self.full_mixed_max_tokens, low=0, high=None)
-        _check_int("shadow_every", self.shadow_every, low=0, high=None)
+            _check_int("full_mixed_max_tokens", self.full_mixed_max_tokens, low=0, high=_MOST)
+        _check_int("shadow_every", self.shadow_every, low=0, high=_MOST)
         _check_int("seed", self.seed, low=0, high=2**63 - 1)
         if self.kv_tokens is not None and self.kv_tokens < self.page_size:
             _contradiction("kv_tokens", self.kv_tokens, f">= page_size ({self.page_size})", "raise kv_tokens")
@@ -302,9 +304,10 @@ def _sizes(config: EngineConfig, name: str, limit_name: str) -> tuple[int, ...] 
     if given is None:
         return None
     if isinstance(given, str | bytes) or not hasattr(given, "__iter__"):
-        raise ConfigError(f"{name} must be a tuple of sizes", field=name, got=repr(given))
+        message, fix = f"{name} must be a tuple of sizes", f"set {name} accordingly, such as (1, 8, 64)"
+        raise ConfigError(message, fix=fix, field=name, got=repr(given))
     for size in (sizes := tuple(given)):
-        _check_int(name, size, low=1, high=None)
+        _check_int(name, size, low=1, high=_MOST)
         if limit is not None and size > limit:
             _contradiction(name, size, f"<= {limit_name} ({limit})", f"drop the size or raise {limit_name}")
     if not sizes:
@@ -312,10 +315,10 @@ def _sizes(config: EngineConfig, name: str, limit_name: str) -> tuple[int, ...] 
     return tuple(sorted(set(sizes)))
 
 
-def _check_int(name: str, value: object, *, low: int, high: int | None) -> None:
-    expected = f"an integer >= {low}" + ("" if high is None else f" and <= {high}")
+def _check_int(name: str, value: object, *, low: int, high: int) -> None:
+    expected = f"an integer >= {low} and <= {high}"
     is_int = isinstance(value, int) and not isinstance(value, bool)
-    if not is_int or value < low or (high is not None and value > high):  # type: ignore[operator]
+    if not is_int or not low <= value <= high:  # type: ignore[operator]
         message, fix = f"{name} must be {expected}, got {value!r}", f"set {name} accordingly"
         raise ConfigError(message, fix=fix, field=name, expected=expected, got=repr(value))
 

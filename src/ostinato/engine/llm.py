@@ -110,7 +110,6 @@ class LLM:
         self._graphs = EngineGraphs(loaded, sinks=(self._failures, *sinks), progress=progress)
         self._executor = self._graphs.executor
         self.partition = self._graphs.partition
-        self._reasons |= self._graphs.reasons
         allocator = PageAllocator(self._executor.num_pages, self.config.page_size)
         self._shaper = BatchShaper(**self._executor.bucket_sizes()) if self.config.shape_batches else None
         scheduler = Scheduler(
@@ -269,7 +268,7 @@ class LLM:
         config |= {
             "kv_tokens": executor.kv_tokens,
             "resolved_mode": graphed.mode.mode.value,
-            "reasons": {**self._reasons, "mode": graphed.mode.reason},
+            "reasons": {**self._reasons, **self._graphs.reasons, "mode": graphed.mode.reason},
         }
         return {
             "dispatch": graphed.counters.snapshot(),
@@ -417,7 +416,7 @@ class LLM:
         with self._lock:
             executor = self._require_ready()
             self._loop.settle()
-            report = executor.resize(sizes=suggestion.sizes, decode_sizes=suggestion.decode_sizes, on_key=on_key)
+            report = self._graphs.resize(sizes=suggestion.sizes, decode_sizes=suggestion.decode_sizes, on_key=on_key)
             if self._shaper is not None:
                 self._shaper.follow(**executor.bucket_sizes())
             return report

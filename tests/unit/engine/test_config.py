@@ -195,3 +195,12 @@ def test_small_mixed_steps_are_full_for_auto_where_attention_allows_it() -> None
     ):
         resolved, _ = resolve_engine_config(chosen, device, 4096, "bfloat16")
         assert resolved.full_mixed_max_tokens == expected
+
+
+@pytest.mark.parametrize("name", ["max_num_reqs", "kv_tokens", "shadow_every", "max_model_len"])
+def test_counts_that_no_kernel_could_hold_are_refused(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"{name} must be an integer >= [01] and <= (2147483647|9223372036854775807),"
+    ) as caught:
+        EngineConfig(**{name: 10**23})
+    assert caught.value.fix

@@ -8,7 +8,7 @@ one learned. Owned by `LLM`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ostinato.engine.execution.background import BackgroundCapture
@@ -22,6 +22,7 @@ from ostinato.engine.execution.sleep import EngineSleep, SleepReport
 from ostinato.engine.weights import ProgressReporter
 from ostinato.engine.weights.progress import reporting
 from ostinato.errors import AsleepError, ConfigError, RuntimeStateError
+from ostinato.runtime import GraphKey, ResizeReport
 from ostinato.telemetry import Sink
 
 __all__ = ["EngineGraphs"]
@@ -67,6 +68,23 @@ class EngineGraphs:
         self.sleep = EngineSleep(self.executor)
         self.weights = EngineWeights(loaded, self.executor)
         self._save()
+
+    def resize(
+        self,
+        *,
+        sizes: tuple[int, ...] | None,
+        decode_sizes: tuple[int, ...] | None,
+        on_key: Callable[[GraphKey], None] | None,
+    ) -> ResizeReport:
+        """See `Executor.resize`. Costs of new sizes are estimated from those beside them, and that is said."""
+        report = self.executor.resize(sizes=sizes, decode_sizes=decode_sizes, on_key=on_key)
+        costs = self.executor.graphed.costs
+        unmeasured = [] if costs is None else unmeasured_keys(self.executor, costs)
+        if unmeasured:
+            what = f"no cost was measured of {_some(unmeasured)}, captured since the start; it is estimated"
+            logger.warning("%s", what)
+            self.reasons["costs"] = what
+        return report
 
     def fall_asleep(self) -> SleepReport:
         """Keep what was learned, then give graphs and memory back; see `EngineSleep.begin`."""
@@ -115,8 +133,7 @@ class EngineGraphs:
         graphed, stored = self.executor.graphed, self._costs.table
         unmeasured = [] if stored is None else unmeasured_keys(self.executor, stored)
         if unmeasured:
-            what = f"{self._config.costs} was measured with other sizes: it has no cost of {unmeasured[-1]}"
-            what += f" and {len(unmeasured) - 1} more" if len(unmeasured) > 1 else ""
+            what = f"{self._config.costs} was measured with other sizes: it has no cost of {_some(unmeasured)}"
             what += "; what is between its sizes is estimated" if graphed.pending else "; measured again"
             logger.warning("%s", what)
             self.reasons["costs"] = what
@@ -145,3 +162,7 @@ class EngineGraphs:
             self._manifest.save(Path(self._config.manifest or ""))
         except ConfigError as error:  # it would save time at the next start; nothing at hand is lost for it
             logger.warning("%s", error)
+
+
+def _some(keys: Sequence[GraphKey]) -> str:
+    return f"{keys[-1]}" + (f" and {len(keys) - 1} more" if len(keys) > 1 else "")

@@ -240,6 +240,17 @@ def test_costs_of_another_ladder_are_measured_again_and_it_is_said(
         assert why_costs(llm) is None and not caplog.text, "the file is of this ladder now"
 
 
+def test_costs_of_sizes_that_came_later_are_estimates_and_it_is_said(
+    model: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LLM(model, dispatch="measured", **SETTINGS, **OTHER_SIZES) as llm:
+        llm._graphs.resize(sizes=(16,), decode_sizes=(2,), on_key=None)
+        assert why_costs(llm) is None, "these are measured"
+        llm._graphs.resize(sizes=(8, 16), decode_sizes=None, on_key=None)
+        why = why_costs(llm)
+        assert why is not None and why in caplog.text and why.endswith("captured since the start; it is estimated")
+
+
 def test_costs_that_cannot_be_replaced_are_measured_for_this_start_alone(
     model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
