@@ -56,6 +56,8 @@ class BreakPoint:
     fn: Callable[..., Any]
     mutates: tuple[str, ...]
     """Names of the tensor parameters that ``fn`` writes in place."""
+    clears_tail: bool = False
+    """Whether ``fn`` zeroes the rows past the live size by itself, in what it returns and writes."""
     source: str
     """``file:line`` of the marked function."""
     lowering: Lowering = field(default_factory=lambda: Lowering(), compare=False, repr=False)
@@ -141,8 +143,12 @@ def call_break(point: BreakPoint, args: tuple[Any, ...], kwargs: dict[str, Any])
 @overload
 def graph_break(fn: F, /) -> F: ...
 @overload
-def graph_break(*, mutates: tuple[str, ...] = (), name: str | None = None) -> Callable[[F], F]: ...
-def graph_break(fn: F | None = None, /, *, mutates: tuple[str, ...] = (), name: str | None = None) -> Any:
+def graph_break(
+    *, mutates: tuple[str, ...] = (), clears_tail: bool = False, name: str | None = None
+) -> Callable[[F], F]: ...
+def graph_break(
+    fn: F | None = None, /, *, mutates: tuple[str, ...] = (), clears_tail: bool = False, name: str | None = None
+) -> Any:
     """Mark a function that must run eagerly, between two segments of a piecewise graph.
 
     Outside a capture, and in a full graph, it is a plain call. In a breakable capture it ends the open
@@ -153,6 +159,8 @@ def graph_break(fn: F | None = None, /, *, mutates: tuple[str, ...] = (), name: 
     Args:
         fn: the function to mark.
         mutates: names of tensor parameters that ``fn`` writes in place.
+        clears_tail: ``fn`` knows the live size and zeroes the rows past it itself; then nobody does so again, which
+            would be a kernel in every padded step.
         name: what reports call it; the qualified name by default.
 
     Raises:
@@ -169,7 +177,12 @@ def graph_break(fn: F | None = None, /, *, mutates: tuple[str, ...] = (), name: 
             )
         lowering = Lowering()
         point = BreakPoint(
-            name=name or _label(fn), fn=fn, mutates=tuple(mutates), source=_source(fn), lowering=lowering
+            name=name or _label(fn),
+            fn=fn,
+            mutates=tuple(mutates),
+            clears_tail=clears_tail,
+            source=_source(fn),
+            lowering=lowering,
         )
 
         @functools.wraps(fn)

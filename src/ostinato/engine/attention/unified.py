@@ -17,7 +17,7 @@ from ostinato.runtime.breaks import graph_break
 __all__ = ["paged_attention", "rotary_paged_attention"]
 
 
-@graph_break(mutates=("out",))
+@graph_break(mutates=("out",), clears_tail=True)
 def paged_attention(q: Tensor, k: Tensor, v: Tensor, out: Tensor, layer: int, scale: float) -> None:
     """Write this step's keys and values of ``layer``, then attend.
 
@@ -38,7 +38,7 @@ def paged_attention(q: Tensor, k: Tensor, v: Tensor, out: Tensor, layer: int, sc
         out[live:].zero_()
 
 
-@graph_break(mutates=("out",))
+@graph_break(mutates=("out",), clears_tail=True)
 def rotary_paged_attention(
     qkv: Tensor,
     rotary: Tensor,

@@ -81,7 +81,10 @@ class BreakStep:
         self._handed_leaves = [leaf for _, leaf in leaves(handed)]
         self.handed = list(tensors((handed, point.mutated_arguments(self._args, self._kwargs))))
         """What the callable goes on with and what the break has written, at the addresses of the plan."""
-        self.is_cleared = [layout.is_batch_major((index, position)) for position in range(len(self.handed))]
+        self.is_cleared = [
+            not point.clears_tail and layout.is_batch_major((index, position)) for position in range(len(self.handed))
+        ]
+        """Whether the rows of each past the live ones are zeroed after the function, which does not do so itself."""
         self._cleared = [t for t, is_cleared in zip(self.handed, self.is_cleared, strict=True) if is_cleared]
 
     @property

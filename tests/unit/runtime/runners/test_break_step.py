@@ -120,6 +120,24 @@ def test_mutated_arguments_are_cleared_too_and_states_are_not(backend, make_plan
     assert state.eq(7.0).all()
 
 
+def test_a_break_that_clears_its_tail_is_left_to_it(backend, make_plan):
+    num_live = 4
+
+    @graph_break(mutates=("out",), clears_tail=True)
+    def attend(h, out):
+        out.copy_(h + 100)
+        out[num_live:] = -1.0  # zeros, if it kept its word
+
+    def program(t):
+        out = torch.empty_like(t)
+        attend(t, out)
+        return out + 0
+
+    plan = make_plan(BreakableRunner(backend), program, torch.ones(4, 2))
+    num_live = 1
+    assert plan.replay(1)[:, 0].tolist() == [101.0, -1.0, -1.0, -1.0]
+
+
 def test_arguments_are_owned(backend, make_plan):
     """PITFALLS: a weakly held argument is recycled by a later capture in the same pool."""
     seen = []
