@@ -54,6 +54,10 @@ def measure(run: Run) -> None:
     run.evidence.note(
         "host_us: the engine's own work on the host a decode step, less its waiting for the device; no prompts in it"
     )
+    run.evidence.note(
+        "stream_tpot_ms, stream_host_us: the same of the largest batch as streams, each step's updates received with "
+        "their text; all other columns are of whole answers, which are made text once, at their end"
+    )
     run.evidence.note("idle_percent: 1 - device_ms / tpot_ms, at least 0; what is sampled outside the graph is in it")
     batches, prompt_tokens = _batches(run), _prompt_tokens(run)
     limits: dict[str, Any] = {
@@ -98,7 +102,8 @@ def _row(run: Run, llm: LLM, mode: str, batch: int, prompt_tokens: int) -> dict[
     tpots = measure_tpots(run, seconds, batch=batch, prompt_tokens=prompt_tokens)
     after = llm.stats()
     steps = steps_between(before, after)
-    row: dict[str, Any] = {"mode": mode, "batch": batch, **summary("tpot_ms", tpots)}
+    row: dict[str, Any] = {"mode": mode, "batch": batch, "text": llm.tokenizer is not None}
+    row |= summary("tpot_ms", tpots)
     row |= {"runtime_mode": max(steps, key=steps.__getitem__), "steps_by_runtime_mode": steps}
     row |= _device(run, llm, batch, prompt_tokens)
     row["idle_percent"] = idle_percent(row["device_ms"], row["tpot_ms"])
@@ -106,7 +111,20 @@ def _row(run: Run, llm: LLM, mode: str, batch: int, prompt_tokens: int) -> dict[
         row |= summary("host_us", decode_host_us(seconds.busy_seconds))
     else:
         row["host_us"] = None
+    if batch == max(_batches(run)):
+        row |= _streamed(run, llm, batch, prompt_tokens)
     return row | _floors(run, batch, prompt_tokens, row["tpot_ms"])
+
+
+def _streamed(run: Run, llm: LLM, batch: int, prompt_tokens: int) -> dict[str, Any]:
+    """The same, each step's updates received one by one with their text."""
+    seconds = EngineSeconds(llm, is_streamed=True)
+    found: dict[str, Any] = summary(
+        "stream_tpot_ms", measure_tpots(run, seconds, batch=batch, prompt_tokens=prompt_tokens)
+    )
+    if run.is_cuda:
+        found |= summary("stream_host_us", decode_host_us(seconds.busy_seconds))
+    return found
 
 
 def _device(run: Run, llm: LLM, batch: int, prompt_tokens: int) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def _tokens(run: Run) -> tuple[int, ...]:
 
 def _row(run: Run, llm: LLM, mode: str, num_tokens: int) -> dict[str, Any]:
     seconds, before = EngineSeconds(llm), llm.stats()
-    row: dict[str, Any] = {"mode": mode, "tokens": num_tokens}
+    row: dict[str, Any] = {"mode": mode, "tokens": num_tokens, "text": llm.tokenizer is not None}
     row |= summary("ttft_ms", measure_ttfts(run, seconds, num_tokens=num_tokens))
     steps = steps_between(before, llm.stats())
     row |= {"runtime_mode": max(steps, key=steps.__getitem__), "steps_by_runtime_mode": steps}
