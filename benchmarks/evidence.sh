@@ -17,11 +17,11 @@ ostinato() { "$python" -m ostinato "$@"; }
 bench() { ostinato bench "$@" --load-format dummy --json "$out/"; }
 
 tests() { make test-gpu GPU_PYTHON="$python"; }
-decode() { bench decode --model $small --modes auto,none --no-profile; }
-decode_large() { bench decode --model $large --modes auto --no-profile; }
+decode() { bench decode --model $small --modes auto,none; }
+decode_large() { bench decode --model $large --modes auto; }
 prefill() { # the lengths of the published tables, and those between
-    bench prefill --model $small --modes auto --tokens 16,200,512,900,2048,4096 --no-profile &&
-        bench prefill --model $large --modes auto --tokens 200,900,4096 --no-profile
+    bench prefill --model $small --modes auto --tokens 16,200,512,900,2048,4096 &&
+        bench prefill --model $large --modes auto --tokens 200,900,4096
 }
 segments() { bench segments --model $small && bench segments --model $large --segments 1; }
 checks() { bench checks --model $small; }

@@ -295,18 +295,32 @@ def test_the_profiler_comes_last_and_fills_what_is_missing(model: Path, monkeypa
         profiled.append(len(found_rows))
         return (10.0, 100) if len(profiled) % 2 else (10.0 + 16 * 0.25, 100 + 16 * 7)
 
-    found_rows: list[Any] = []
+    found_rows: list[Any] = []  # as they were when they were added
     add = Evidence.add
-    monkeypatch.setattr(Evidence, "add", lambda self, row: (found_rows.append(row), add(self, row))[1])
+    monkeypatch.setattr(Evidence, "add", lambda self, row: (found_rows.append(dict(row)), add(self, row))[1])
     monkeypatch.setattr("ostinato.bench.profiling.device_busy", busy)
     monkeypatch.setattr(Run, "is_cuda", True)
     found = run(model, "decode", modes=("full_and_piecewise", "none"), batches=(1,), repeats=1, prompt_tokens=4)
     assert found.failed == {}
     assert profiled == [2, 2, 2, 2]  # after both rows
+    for before, after in zip(found_rows, found.rows, strict=True):
+        timed = [name for name in before if "tpot" in name or "host" in name or "floor" in name]
+        assert len(timed) > 5 and all(before[name] == after[name] for name in timed)
     graph, eager = found.rows
+    assert graph["nodes"] == found_rows[0]["kernels"] > 50, "what the profiler counts does not replace it"
     assert (graph["busy_ms"], graph["kernels"], graph["device_clock"]) == (0.25, 7.0, "replay")
     assert (eager["device_ms"], eager["device_clock"]) == (0.25, "profiler")
     assert eager["idle_percent"] == pytest.approx(100 * (1 - 0.25 / eager["tpot_ms"]), abs=0.1)
+
+
+def test_the_profiler_fills_first_tokens_too(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ostinato.bench.profiling.device_busy", lambda run, device: (run(), (0.25, 7))[1])
+    monkeypatch.setattr(Run, "is_cuda", True)
+    found = run(model, "prefill", modes=("piecewise",), tokens=(5,), repeats=1, engine={"max_num_batched_tokens": 512})
+    assert found.failed == {}
+    (row,) = found.rows
+    assert (row["busy_ms"], row["device_ms"], row["kernels"]) == (0.25, 0.25, 7)
+    assert any("gaps between its kernels count as busy" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(
