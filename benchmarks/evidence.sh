@@ -17,21 +17,31 @@ ostinato() { "$python" -m ostinato "$@"; }
 bench() { ostinato bench "$@" --load-format dummy --json "$out/"; }
 
 tests() { make test-gpu GPU_PYTHON="$python"; }
-decode() { bench decode --model $small --modes auto,none --no-profile; }
-decode_large() { bench decode --model $large --modes auto --no-profile; }
+decode() { bench decode --model $small --modes auto,none; }
+decode_large() { bench decode --model $large --modes auto; }
 prefill() { # the lengths of the published tables, and those between
-    bench prefill --model $small --modes auto --tokens 16,200,512,900,2048,4096 --no-profile &&
-        bench prefill --model $large --modes auto --tokens 200,900,4096 --no-profile
+    bench prefill --model $small --modes auto --tokens 16,200,512,900,2048,4096 &&
+        bench prefill --model $large --modes auto --tokens 200,900,4096
 }
 segments() { bench segments --model $small && bench segments --model $large --segments 1; }
 checks() { bench checks --model $small; }
 dispatch() { bench dispatch --model $small; }
 surface() { bench surface --model $small; }
 surface_large() { bench surface --model $large --repeats 3; }
-serve() { bench serve --model $small --modes auto,none --rates 50,200 --num-requests 400 --output-tokens 64; }
+serve() { # TRACE=file.csv replays its first TRACE_REQUESTS (2000) too, TRACE_SPEED (1) times as fast
+    bench serve --model $small --modes auto,none --rates 50,200 --num-requests 400 --output-tokens 64 || return
+    [ -z "${TRACE:-}" ] || bench serve --model $small --modes auto,none --trace "$TRACE" \
+        --trace-speed "${TRACE_SPEED:-1}" --num-requests "${TRACE_REQUESTS:-2000}"
+}
 peers() { # other systems of this installation, in the run that measures ours
     bench decode --model $small --modes auto --batches 1,29 --no-profile --repeats 1 \
         --peer transformers-eager --peer transformers-static --peer transformers-continuous
+}
+tune() { # linear layers by default kernels, and by those measured here (minutes), in a cache that nobody else reads
+    local cache decode=(ostinato bench decode --model $small --load-format dummy --modes auto --no-profile)
+    cache=$(mktemp -d) && echo '{"tune_linears": true}' >"$cache/tuned.json" &&
+        OSTINATO_CACHE=$cache "${decode[@]}" --json "$out/decode_default_llama-3.2-1b.json" &&
+        OSTINATO_CACHE=$cache "${decode[@]}" --config "$cache/tuned.json" --json "$out/decode_tuned_llama-3.2-1b.json"
 }
 executables() { bench executables --model $small; }
 startup() ( # a start before each fills the caches: byte code, as an installation by pip leaves it, and kernels
@@ -63,8 +73,9 @@ explain() { # what every way to run a step costs, and what is chosen
 }
 growth() { "$python" benchmarks/growth.py --model $small --json "$out/"; }
 host() { "$python" benchmarks/host_step.py --json "$out/"; }
+host_parts() { "$python" benchmarks/host_parts.py --model $small --json "$out/"; }
 
-all=(tests decode prefill memory startup qualify segments checks dispatch executables decode_large startup_large explain growth host surface surface_large serve peers)
+all=(tests decode prefill memory startup qualify segments checks dispatch executables decode_large startup_large explain growth host host_parts tune surface surface_large serve peers)
 stages=("$@") failed=()
 [ ${#stages[@]} -eq 0 ] && stages=("${all[@]}")
 for stage in "${stages[@]}"; do

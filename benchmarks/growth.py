@@ -2,8 +2,8 @@
 
 ``python benchmarks/growth.py --model benchmarks/models/llama-3.2-1b --json OUT/`` captures decode graphs of the
 batches and replays each alone with contexts of the given lengths (pages spread over the cache). The scheduler is
-measured without a model, with a step's worth of its calls; its cost must follow the running batch, not the queue.
-On a CPU only the second part means something: ``--part scheduler``.
+measured without a model, with the calls that the engine's loop makes of it in a step, steps overlapping; its cost must
+follow the running batch, not the queue. On a CPU only the second part means something: ``--part scheduler``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections import deque
 
+import numpy as np
 import torch
 
 from ostinato import LLM
@@ -22,7 +24,7 @@ from ostinato.bench.naming import short_hardware
 from ostinato.bench.statistics import summary
 from ostinato.engine.paging import PageAllocator
 from ostinato.engine.request import Request, SamplingParams
-from ostinato.engine.scheduler import Scheduler
+from ostinato.engine.scheduler import ScheduledBatch, Scheduler
 from ostinato.runtime import hardware_name
 
 BATCHES = (1, 8, 64, 256, 512)
@@ -56,9 +58,16 @@ def scheduler_row(num_running: int, num_waiting: int, repeats: int) -> dict[str,
         params = SamplingParams(max_tokens=1000)
         scheduler.add(Request(request_id=str(index), prompt_token_ids=[1] * 8, params=params))
 
-    def step() -> None:
+    sampled = np.full(num_running, 5, dtype=np.int64)
+    unread: deque[ScheduledBatch] = deque()
+
+    def step() -> None:  # as `EngineLoop` does: the tokens of the step before are read once this one is launched
         batch = scheduler.schedule()
-        scheduler.complete(batch, {request.request_id: 5 for request in batch.sampling})
+        scheduler.advance(batch)
+        unread.append(batch)
+        if len(unread) > 1:
+            read = unread.popleft()
+            scheduler.complete(read, sampled[: len(read.sampling)])
 
     for _ in range(5):
         step()
@@ -67,6 +76,7 @@ def scheduler_row(num_running: int, num_waiting: int, repeats: int) -> dict[str,
         began = time.perf_counter()
         step()
         times.append((time.perf_counter() - began) * 1e6)
+    assert (len(scheduler.running), len(scheduler.waiting)) == (num_running, num_waiting), "nobody came or went"
     return {
         "part": "scheduler",
         "batch": num_running,
@@ -82,14 +92,16 @@ def main() -> None:
     parser.add_argument("--model", default="benchmarks/models/llama-3.2-1b")
     parser.add_argument("--part", choices=("all", "device", "scheduler"), default="all")
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--note", help="kept in the file: what else the machine does")
     parser.add_argument("--json")
     args = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     day, hardware = time.strftime("%Y-%m-%d"), hardware_name(device)
+    model = "none: the scheduler alone" if args.part == "scheduler" else args.model
     evidence = Evidence(
         bench="growth",
         date=day,
-        model=args.model,
+        model=model,
         hardware=hardware,
         versions=versions(device),
         command=["python", "benchmarks/growth.py", f"--part={args.part}", f"--repeats={args.repeats}"],
@@ -98,9 +110,12 @@ def main() -> None:
         say=print,
     )
     if args.json:
-        names = {"bench": "growth", "model": args.model, "hardware": short_hardware(hardware), "day": day}
+        names = {"bench": "growth", "model": model, "hardware": short_hardware(hardware), "day": day}
         evidence.path = output_path(args.json, **names)
+    if args.note:
+        evidence.note(args.note)
     if args.part != "device":
+        evidence.note("scheduler_us: schedule, advance, and complete of the step before with its tokens as an array")
         for num_running in BATCHES:
             for num_waiting in QUEUES:
                 evidence.add(scheduler_row(num_running, num_waiting, args.repeats))

@@ -39,10 +39,16 @@ GenerateSeconds = Callable[[Sequence[Sequence[int]], int], float]
 
 
 class EngineSeconds:
-    """`GenerateSeconds` of an Ostinato engine, which notes what the host worked besides."""
+    """`GenerateSeconds` of an Ostinato engine, which notes what the host worked besides.
 
-    def __init__(self, llm: LLM) -> None:
+    Args:
+        llm: idle.
+        is_streamed: receive each step's updates, with their text, instead of whole answers at their end.
+    """
+
+    def __init__(self, llm: LLM, *, is_streamed: bool = False) -> None:
         self._llm = llm
+        self._answer = _streams if is_streamed else _answers
         self.busy_seconds: list[float] = []
         """Of each call: the host's own work, less its waiting for the device."""
 
@@ -50,15 +56,33 @@ class EngineSeconds:
         params = SamplingParams(max_tokens=num_tokens, ignore_eos=True)
         before = self._llm.stats()["host"]["busy_seconds"]
         began = time.perf_counter()
-        outputs = self._llm.generate(prompts, params)
+        counts = self._answer(self._llm, prompts, params)
         elapsed = time.perf_counter() - began
         self.busy_seconds.append(self._llm.stats()["host"]["busy_seconds"] - before)
-        for output in outputs:
-            if output.error is not None:
-                raise output.error
-            if len(output.token_ids) != num_tokens:
-                raise RuntimeError(f"a request ended after {len(output.token_ids)} of {num_tokens} tokens")
+        for count in counts:
+            if count != num_tokens:
+                raise RuntimeError(f"a request ended after {count} of {num_tokens} tokens")
         return elapsed
+
+
+def _answers(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[int]:
+    """Tokens of each whole answer."""
+    outputs = llm.generate(prompts, params)
+    for output in outputs:
+        if output.error is not None:
+            raise output.error
+    return [len(output.token_ids) for output in outputs]
+
+
+def _streams(llm: LLM, prompts: Sequence[Sequence[int]], params: SamplingParams) -> list[int]:
+    """Tokens of each answer, received update by update."""
+    counts = {llm.add_request(prompt, params): 0 for prompt in prompts}
+    while llm.has_work():
+        for update in llm.step():
+            if update.error is not None:
+                raise update.error
+            counts[update.request_id] += len(update.token_ids)
+    return list(counts.values())
 
 
 def decode_host_us(busy_seconds: Sequence[float]) -> list[float]:

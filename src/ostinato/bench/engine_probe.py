@@ -14,6 +14,7 @@ import torch
 from ostinato.bench.clock import host_times_us, step_times_ms
 from ostinato.engine.attention import install_forward_context
 from ostinato.engine.execution.costs import EngineSteps
+from ostinato.engine.text import Tokenizer
 from ostinato.runtime import CostTable, Graphed, GraphKey, LiveBatch, RuntimeMode
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = [
     "decode_key",
     "facade_of",
     "fill_decode_inputs",
+    "lend_tokenizer",
     "made_up",
     "made_up_eager_ms",
     "made_up_replay_ms",
@@ -42,6 +44,13 @@ def facade_of(llm: LLM) -> Graphed:
 def model_of(llm: LLM) -> torch.nn.Module:
     """The module with an engine's weights."""
     return llm._require_open()._model
+
+
+def lend_tokenizer(llm: LLM, tokenizer: Tokenizer) -> None:
+    """Let an engine that has no tokenizer and no request make text of its answers, and look for end tokens."""
+    assert llm.tokenizer is None and not llm.has_work(), "its own tokenizer would be lost, or answers half text"
+    llm.tokenizer = llm._loop._tokenizer = tokenizer
+    llm._loop._eos_token_ids = tokenizer.eos_token_ids
 
 
 def check_guards(graphed: Graphed, key: GraphKey) -> tuple[Callable[[], None], int]:

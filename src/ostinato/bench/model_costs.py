@@ -22,6 +22,7 @@ class Target:
     Attributes:
         max_model_len: the longest context that the model has.
         costs: bytes and operations of a step.
+        has_tokenizer: whether an engine of it makes text by itself.
     """
 
     device: torch.device
@@ -29,6 +30,7 @@ class Target:
     vocab_size: int
     max_model_len: int
     costs: ModelCosts
+    has_tokenizer: bool = True
 
 
 def find_target(config: EngineConfig) -> Target:
@@ -50,6 +52,7 @@ def find_target(config: EngineConfig) -> Target:
         vocab_size=model.vocab_size,
         max_model_len=model.max_model_len,
         costs=model_costs(model, dtype),
+        has_tokenizer=(files.directory / "tokenizer.json").exists(),
     )
 
 

@@ -6,7 +6,7 @@ A profiler may go on slowing launches down after it has ended, so it comes last 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ostinato.bench.clock import device_busy
 from ostinato.bench.run import Run
@@ -14,7 +14,14 @@ from ostinato.bench.run import Run
 if TYPE_CHECKING:
     from ostinato import LLM
 
-__all__ = ["idle_percent", "profile_rows", "profiled_step"]
+__all__ = ["IDLE_NOTE", "idle_percent", "profile_rows", "profiled_step"]
+
+IDLE_NOTE: Final = (
+    "idle_percent: 1 - device_ms / {measured}; work outside of the graph counts as idle. Where device_ms is a replay "
+    "of the graph alone, gaps between its kernels count as busy, so it is no bound on either side, and a replay that "
+    "took longer than the engine's step (another clock, another moment) stands as 0. busy_ms has the kernels' own time"
+)
+"""Of `idle_percent`, to be formatted with the column that was measured."""
 
 
 def profile_rows(
@@ -46,5 +53,5 @@ def profiled_step(
 
 
 def idle_percent(device_ms: float | None, measured_ms: float) -> float | None:
-    """The share of the measured time in which the device has no work; None where its time is not known."""
+    """The share of the measured time that ``device_ms`` leaves, or None where it is unknown; `IDLE_NOTE`."""
     return None if device_ms is None else round(max(0.0, 100 * (1 - device_ms / measured_ms)), 1)

@@ -9,8 +9,8 @@ __all__ = ["markdown_table", "report"]
 
 _COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "decode": (
-        "mode", "batch", "tpot_ms", "tpot_ms_spread", "device_ms", "host_us", "idle_percent", "kernels", "floor_ms",
-        "floor_percent", "runtime_mode", "speedup_over_eager",
+        "mode", "batch", "tpot_ms", "tpot_ms_spread", "device_ms", "busy_ms", "host_us", "idle_percent", "kernels",
+        "floor_ms", "floor_percent", "runtime_mode", "stream_tpot_ms", "stream_host_us", "speedup_over_eager",
     ),
     "prefill": (
         "mode", "tokens", "ttft_ms", "ttft_ms_spread", "device_ms", "idle_percent", "kernels", "floor_ms",

@@ -15,10 +15,12 @@ import torch
 
 from ostinato.bench.config import BenchConfig
 from ostinato.bench.device_limits import measure_limits
+from ostinato.bench.engine_probe import lend_tokenizer
 from ostinato.bench.evidence import Evidence
 from ostinato.bench.floor import DeviceLimits
 from ostinato.bench.load import random_prompts
 from ostinato.bench.model_costs import Target
+from ostinato.engine.text import Tokenizer
 from ostinato.engine.weights.progress import ProgressReporter
 from ostinato.errors import ConfigError
 
@@ -30,13 +32,18 @@ __all__ = ["Run"]
 
 @dataclass(kw_only=True)
 class Run:
-    """One benchmark in progress."""
+    """One benchmark in progress.
+
+    Attributes:
+        tokenizer: lent to every engine; None leaves each with what its model has.
+    """
 
     config: BenchConfig
     target: Target
     evidence: Evidence
     repeats: int
     progress: ProgressReporter | None = None
+    tokenizer: Tokenizer | None = None
     rng: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -113,6 +120,8 @@ class Run:
         given = {key: value for key, value in settings.items() if base.get(key) in (None, "auto") or key in _OURS}
         began = time.perf_counter()
         with LLM(config=dataclasses.replace(self.config.engine, **given), progress=self.progress) as llm:
+            if self.tokenizer is not None:
+                lend_tokenizer(llm, self.tokenizer)
             stats = llm.stats()
             start_seconds = round(time.perf_counter() - began, 2)
             self.evidence.config.setdefault(

@@ -25,25 +25,30 @@ __all__ = ["SCENARIOS", "Scenario", "find_scenario", "run_bench"]
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What a scenario measures, how often, and which settings of `BenchConfig` it reads."""
+    """What a scenario measures, how often, which settings of `BenchConfig` it reads, and whether answers are made text
+    while it measures, by a made-up tokenizer where the model has none."""
 
     summary: str
     repeats: int
     options: frozenset[str]
+    has_text: bool = False
 
 
-def _scenario(summary: str, repeats: int, *options: str) -> Scenario:
-    return Scenario(summary=summary, repeats=repeats, options=frozenset({"repeats", *options}))
+def _scenario(summary: str, repeats: int, *options: str, has_text: bool = False) -> Scenario:
+    return Scenario(summary=summary, repeats=repeats, options=frozenset({"repeats", *options}), has_text=has_text)
 
 
 SCENARIOS: Final[dict[str, Scenario]] = {
     "decode": _scenario(
-        "time per output token, by mode and batch", 3, "modes", "batches", "prompt_tokens", "peers", "is_profiled"
+        "time per output token, by mode and batch", 3, "modes", "batches", "prompt_tokens", "peers", "is_profiled",
+        has_text=True,
     ),
     "prefill": _scenario(
-        "time to first token, by mode and prompt length", 9, "modes", "tokens", "peers", "is_profiled"
+        "time to first token, by mode and prompt length", 9, "modes", "tokens", "peers", "is_profiled", has_text=True
     ),
-    "surface": _scenario("every way to make graphs, by tokens and requests", 5, "variants", "tokens", "requests"),
+    "surface": _scenario(
+        "every way to make graphs, by tokens and requests", 5, "variants", "tokens", "requests", has_text=True
+    ),
     "segments": _scenario("host time of a replay, by segments and checks", 100, "tokens", "segments", "peers"),
     "checks": _scenario("host time of the decision and the guards before a replay, by level", 20),
     "dispatch": _scenario("how far decisions by measured cost are off the best, for every size", 1, "tokens"),
@@ -52,6 +57,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "serve": _scenario(
         "requests at a rate or from a trace: throughput and latencies", 1, "modes", "rates", "num_requests",
         "prompt_tokens", "output_tokens", "trace", "trace_speed", "ttft_goal_ms", "tpot_goal_ms",
+        has_text=True,
     ),
 }  # fmt: skip
 
@@ -97,6 +103,7 @@ def run_bench(
     check_peers(peers, scenario=name)
 
     from ostinato.bench.environment import command_line, versions
+    from ostinato.bench.made_up_text import made_up_tokenizer
     from ostinato.bench.model_costs import find_target
     from ostinato.bench.run import Run
     from ostinato.runtime import hardware_name
@@ -121,7 +128,14 @@ def run_bench(
         say=say,
         config={"asked": {key: str(value) if key == "trace" else value for key, value in config.given().items()}},
     )
-    run = Run(config=config, target=target, evidence=evidence, repeats=repeats, progress=progress)
+    run = Run(
+        config=config,
+        target=target,
+        evidence=evidence,
+        repeats=repeats,
+        progress=progress,
+        tokenizer=made_up_tokenizer(target, evidence) if scenario.has_text else None,
+    )
     module = import_module(f"ostinato.bench.scenarios.{name}")
     module.check(run)
     evidence.save()

@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from ostinato.testing.byte_level import byte_letters, byte_level_json
+
 __all__ = ["TINY_EOS_ID", "TINY_VOCAB_SIZE", "write_tiny_tokenizer"]
 
 _MERGES: Final = ("t h", "th e", "i n", "e r", "a n", "o u", "Ġ the", "Ġ t", "Ġ a", "Ġ i", "Ġ w", "an d", "in g")
@@ -35,41 +37,5 @@ def write_tiny_tokenizer(directory: Path) -> None:
 
 
 def _tokenizer_json() -> dict[str, Any]:
-    tokens = [*_byte_letters(), *(merge.replace(" ", "") for merge in _MERGES)]
-    added = [
-        {"id": _NUM_ORDINARY + i, "content": text, "single_word": False, "lstrip": False, "rstrip": False}
-        | {"normalized": False, "special": True}
-        for i, text in enumerate(_SPECIAL)
-    ]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": byte_level,
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "vocab": {token: token_id for token_id, token in enumerate(tokens)},
-            "merges": list(_MERGES),
-        },
-    }
-
-
-def _byte_letters() -> list[str]:
-    """The visible letter that byte-level BPE has for each byte: its own, or the next free one from U+0100 on."""
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    letters, num_shifted = [], 0
-    for byte in range(256):
-        letters.append(chr(byte if byte in visible else 0x100 + num_shifted))
-        num_shifted += byte not in visible
-    return letters
+    tokens = [*byte_letters(), *(merge.replace(" ", "") for merge in _MERGES)]
+    return byte_level_json(tokens, _MERGES, _SPECIAL)

@@ -19,6 +19,7 @@ from ostinato.bench.run import Run
 from ostinato.bench.scenarios import decode, startup
 from ostinato.bench.scenarios.dispatch import least, losses
 from ostinato.engine.config import EngineConfig
+from ostinato.engine.text import TextState
 from ostinato.errors import ConfigError, RequestError
 from ostinato.runtime import BatchKind, CostSample, CostTable, GraphKey, LiveBatch, Reason, Rejection, RuntimeMode
 from ostinato.runtime.dispatch import decision_for
@@ -57,6 +58,54 @@ def test_decode(model: Path, tmp_path: Path) -> None:
     assert {"bench", "model", "hardware", "versions", "command", "config", "repeats", "rows", "date"} <= set(document)
     assert document["config"]["none"]["resolved_mode"] == "none"
     assert str(tmp_path) not in found.path.read_text()
+
+
+def test_streams_are_timed_at_the_largest_batch(model: Path) -> None:
+    found = run(model, "decode", modes=("none",), batches=(1, 3), repeats=1, prompt_tokens=4)
+    assert found.failed == {}
+    one, most = found.rows
+    assert "stream_tpot_ms" not in one and most["stream_tpot_ms"] > 0
+
+
+@pytest.mark.parametrize(
+    ("scenario", "settings"),
+    [
+        ("decode", {"batches": (2,), "modes": ("none",), "prompt_tokens": 4}),
+        ("prefill", {"tokens": (5,), "modes": ("none",)}),
+        ("serve", {"rates": (200.0,), "num_requests": 2, "prompt_tokens": 5, "output_tokens": 3, "modes": ("none",)}),
+        ("surface", {"variants": ("eager",), "tokens": (2, 4), "requests": (2,)}),
+    ],
+)
+def test_every_answer_of_a_model_without_a_tokenizer_is_made_text(
+    model: Path, monkeypatch: pytest.MonkeyPatch, scenario: str, settings: Any
+) -> None:
+    closed: list[bool] = []  # of each request: whether it had text
+    close = TextState.close
+
+    def noted(self: TextState, **kwargs: Any) -> str:
+        text = close(self, **kwargs)
+        closed.append(self._detokenizer is not None and bool(self._detokenizer.text))
+        return text
+
+    monkeypatch.setattr(TextState, "close", noted)
+    found = run(model, scenario, repeats=1, **settings)
+    assert found.failed == {} and found.skipped == {}
+    assert all(row["text"] is True for row in found.rows)
+    assert any("made-up byte-level one of 272 tokens" in note for note in found.notes)
+    # One token in 271 is the end token, which is ignored and gives no text.
+    assert len(closed) > 1 and sum(closed) >= 0.8 * len(closed)
+
+
+def test_text_is_the_models_own_where_it_has_a_tokenizer(tmp_path: Path) -> None:
+    own = write_tiny_model(tmp_path / "own", has_weights=False)
+    found = run(own, "prefill", modes=("none",), tokens=(5,), repeats=1)
+    assert found.rows[0]["text"] is True and any("the model's own tokenizer" in note for note in found.notes)
+
+
+def test_a_run_without_text_says_so(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ostinato.bench.made_up_text.find_spec", lambda name: None)
+    found = run(model, "prefill", modes=("none",), tokens=(5,), repeats=1)
+    assert found.rows[0]["text"] is False and "tokenizers is not installed" in found.skipped["text"]
 
 
 def test_prefill(model: Path) -> None:
@@ -246,18 +295,32 @@ def test_the_profiler_comes_last_and_fills_what_is_missing(model: Path, monkeypa
         profiled.append(len(found_rows))
         return (10.0, 100) if len(profiled) % 2 else (10.0 + 16 * 0.25, 100 + 16 * 7)
 
-    found_rows: list[Any] = []
+    found_rows: list[Any] = []  # as they were when they were added
     add = Evidence.add
-    monkeypatch.setattr(Evidence, "add", lambda self, row: (found_rows.append(row), add(self, row))[1])
+    monkeypatch.setattr(Evidence, "add", lambda self, row: (found_rows.append(dict(row)), add(self, row))[1])
     monkeypatch.setattr("ostinato.bench.profiling.device_busy", busy)
     monkeypatch.setattr(Run, "is_cuda", True)
     found = run(model, "decode", modes=("full_and_piecewise", "none"), batches=(1,), repeats=1, prompt_tokens=4)
     assert found.failed == {}
     assert profiled == [2, 2, 2, 2]  # after both rows
+    for before, after in zip(found_rows, found.rows, strict=True):
+        timed = [name for name in before if "tpot" in name or "host" in name or "floor" in name]
+        assert len(timed) > 5 and all(before[name] == after[name] for name in timed)
     graph, eager = found.rows
+    assert graph["nodes"] == found_rows[0]["kernels"] > 50, "what the profiler counts does not replace it"
     assert (graph["busy_ms"], graph["kernels"], graph["device_clock"]) == (0.25, 7.0, "replay")
     assert (eager["device_ms"], eager["device_clock"]) == (0.25, "profiler")
     assert eager["idle_percent"] == pytest.approx(100 * (1 - 0.25 / eager["tpot_ms"]), abs=0.1)
+
+
+def test_the_profiler_fills_first_tokens_too(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ostinato.bench.profiling.device_busy", lambda run, device: (run(), (0.25, 7))[1])
+    monkeypatch.setattr(Run, "is_cuda", True)
+    found = run(model, "prefill", modes=("piecewise",), tokens=(5,), repeats=1, engine={"max_num_batched_tokens": 512})
+    assert found.failed == {}
+    (row,) = found.rows
+    assert (row["busy_ms"], row["device_ms"], row["kernels"]) == (0.25, 0.25, 7)
+    assert any("gaps between its kernels count as busy" in note for note in found.notes)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from ostinato.bench.end_to_end import (
 )
 from ostinato.bench.engine_probe import decode_key, facade_of, replay_ms
 from ostinato.bench.floor import floors
-from ostinato.bench.profiling import idle_percent, profile_rows, profiled_step
+from ostinato.bench.profiling import IDLE_NOTE, idle_percent, profile_rows, profiled_step
 from ostinato.bench.run import Run
 from ostinato.bench.statistics import summary
 from ostinato.runtime import RuntimeMode
@@ -50,11 +50,18 @@ def measure(run: Run) -> None:
         "device_ms: the step's full graph replayed alone at the mean context (clock 'replay'), or else the "
         "union of all kernel times of a step (clock 'profiler'); on a CPU the graph's wall time, which is host time"
     )
-    run.evidence.note("busy_ms, and kernels beside it: all that the device did in a step, by the profiler")
+    run.evidence.note(
+        "busy_ms, and kernels beside it: the union of the times of all that the device did in a step, gaps inside of a "
+        "graph left out, and how much that was, by the profiler; in rows without busy_ms kernels are the graph's nodes"
+    )
     run.evidence.note(
         "host_us: the engine's own work on the host a decode step, less its waiting for the device; no prompts in it"
     )
-    run.evidence.note("idle_percent: 1 - device_ms / tpot_ms, at least 0; what is sampled outside the graph is in it")
+    run.evidence.note(
+        "stream_tpot_ms, stream_host_us: the same of the largest batch as streams, each step's updates received with "
+        "their text; all other columns are of whole answers, which are made text once, at their end"
+    )
+    run.evidence.note(IDLE_NOTE.format(measured="tpot_ms"))
     batches, prompt_tokens = _batches(run), _prompt_tokens(run)
     limits: dict[str, Any] = {
         "max_model_len": run.model_len(prompt_tokens + NUM_LONG, what="a request"),
@@ -98,7 +105,8 @@ def _row(run: Run, llm: LLM, mode: str, batch: int, prompt_tokens: int) -> dict[
     tpots = measure_tpots(run, seconds, batch=batch, prompt_tokens=prompt_tokens)
     after = llm.stats()
     steps = steps_between(before, after)
-    row: dict[str, Any] = {"mode": mode, "batch": batch, **summary("tpot_ms", tpots)}
+    row: dict[str, Any] = {"mode": mode, "batch": batch, "text": llm.tokenizer is not None}
+    row |= summary("tpot_ms", tpots)
     row |= {"runtime_mode": max(steps, key=steps.__getitem__), "steps_by_runtime_mode": steps}
     row |= _device(run, llm, batch, prompt_tokens)
     row["idle_percent"] = idle_percent(row["device_ms"], row["tpot_ms"])
@@ -106,7 +114,20 @@ def _row(run: Run, llm: LLM, mode: str, batch: int, prompt_tokens: int) -> dict[
         row |= summary("host_us", decode_host_us(seconds.busy_seconds))
     else:
         row["host_us"] = None
+    if batch == max(_batches(run)):
+        row |= _streamed(run, llm, batch, prompt_tokens)
     return row | _floors(run, batch, prompt_tokens, row["tpot_ms"])
+
+
+def _streamed(run: Run, llm: LLM, batch: int, prompt_tokens: int) -> dict[str, Any]:
+    """The same, each step's updates received one by one with their text."""
+    seconds = EngineSeconds(llm, is_streamed=True)
+    found: dict[str, Any] = summary(
+        "stream_tpot_ms", measure_tpots(run, seconds, batch=batch, prompt_tokens=prompt_tokens)
+    )
+    if run.is_cuda:
+        found |= summary("stream_host_us", decode_host_us(seconds.busy_seconds))
+    return found
 
 
 def _device(run: Run, llm: LLM, batch: int, prompt_tokens: int) -> dict[str, Any]:
@@ -115,7 +136,7 @@ def _device(run: Run, llm: LLM, batch: int, prompt_tokens: int) -> dict[str, Any
     key = decode_key(llm, num_reqs=batch, context_tokens=prompt_tokens + NUM_LONG)
     plan = None if key is None else facade_of(llm).plans[key]
     if plan is not None:
-        found |= {"segments": plan.num_segments, "kernels": plan.num_nodes}
+        found |= {"segments": plan.num_segments, "nodes": plan.num_nodes, "kernels": plan.num_nodes}
     if key is not None and key.runtime_mode is RuntimeMode.FULL:
         context = prompt_tokens + (NUM_SHORT + NUM_LONG) // 2
         times = replay_ms(llm, key, num_live=batch, context_tokens=context, repeats=max(10, run.repeats))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.bench.end_to_end import EngineSeconds, GenerateSeconds, measure_peers, measure_ttfts, steps_between
 from ostinato.bench.floor import floors
-from ostinato.bench.profiling import idle_percent, profile_rows, profiled_step
+from ostinato.bench.profiling import IDLE_NOTE, idle_percent, profile_rows, profiled_step
 from ostinato.bench.run import Run
 from ostinato.bench.statistics import summary
 
@@ -25,7 +25,8 @@ def measure(run: Run) -> None:
     """A row for each mode and length, then the peers."""
     _ = run.limits
     run.evidence.note("ttft_ms: wall time of one request with one output token, median of the repeats")
-    run.evidence.note("device_ms: union of all kernel times of such a request, by the profiler; CUDA only")
+    run.evidence.note("device_ms, busy_ms: union of all kernel times of such a request, by the profiler; CUDA only")
+    run.evidence.note(IDLE_NOTE.format(measured="ttft_ms"))
     tokens = _tokens(run)
     limits: dict[str, Any] = {
         "max_model_len": run.model_len(max(tokens) + 1, what="a prompt"),
@@ -55,7 +56,7 @@ def _tokens(run: Run) -> tuple[int, ...]:
 
 def _row(run: Run, llm: LLM, mode: str, num_tokens: int) -> dict[str, Any]:
     seconds, before = EngineSeconds(llm), llm.stats()
-    row: dict[str, Any] = {"mode": mode, "tokens": num_tokens}
+    row: dict[str, Any] = {"mode": mode, "tokens": num_tokens, "text": llm.tokenizer is not None}
     row |= summary("ttft_ms", measure_ttfts(run, seconds, num_tokens=num_tokens))
     steps = steps_between(before, llm.stats())
     row |= {"runtime_mode": max(steps, key=steps.__getitem__), "steps_by_runtime_mode": steps}

@@ -40,6 +40,7 @@ def measure(run: Run) -> None:
                         served, seconds = serve(llm, requests, lambda n: run.prompts(1, n)[0])
                         row: dict[str, Any] = {"mode": mode, "load": label, "repeat": repeat}
                         row |= {"rate": _rate(requests), "num_skipped": num_skipped}
+                        row["text"] = llm.tokenizer is not None
                         row |= latencies(served, seconds, **goals)
                         run.evidence.add(row | {"steps_by_runtime_mode": steps_between(before, llm.stats())})
 

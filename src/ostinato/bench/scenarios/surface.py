@@ -109,6 +109,7 @@ def _step(run: Run, llm: LLM, num_tokens: int, num_reqs: int) -> dict[str, Any]:
         "tokens": num_tokens // num_reqs * num_reqs,
         "requests": num_reqs,
         "kind": "decode" if is_decode else "prefill",
+        "text": llm.tokenizer is not None,
         **summary("step_ms", times),
         "runtime_mode": max(steps, key=steps.__getitem__),
     }
