@@ -11,6 +11,7 @@ import typer
 from ostinato.cli.json_input import read_json
 from ostinato.cli.options import Json
 from ostinato.cli.output import print_json
+from ostinato.cli.traffic_input import read_histogram
 from ostinato.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,7 +30,11 @@ def plan(
         Path | None, typer.Option(help="CSV with the columns TIMESTAMP, ContextTokens, GeneratedTokens.")
     ] = None,
     histogram: Annotated[
-        Path | None, typer.Option(help='JSON: {"decode": {"29": 1200}, "mixed": {"173": 40}}.')
+        str | None,
+        typer.Option(
+            help='Steps by size: {"decode": {"29": 1200}, "mixed": {"173": 40}}, or what an engine tells, as '
+            "JSON of generate, of stats or of LLM.stats(), a manifest, or a file of JsonLinesSink."
+        ),
     ] = None,
     max_graphs: Annotated[int, typer.Option(help="Graphs of each kind of step.")] = 16,
     memory_budget_mib: Annotated[float | None, typer.Option(help="For the graphs of each kind.")] = None,
@@ -48,7 +53,7 @@ def plan(
 ) -> None:
     """Choose bucket sizes for the traffic of a trace or a histogram."""
     if (trace is None) == (histogram is None):
-        raise ConfigError("give either --trace or --histogram", fix="name one CSV trace or one JSON histogram")
+        raise ConfigError("give either --trace or --histogram", fix="name one CSV trace, or one file of steps by size")
     if not 0 < load_factor < float("inf"):
         raise ConfigError(f"--load-factor is {load_factor:g}", fix="use a number above 0; 1 is the trace as it was")
     for name, value in (("chunk_tokens", chunk_tokens), ("max_num_reqs", max_num_reqs)):
@@ -65,7 +70,7 @@ def plan(
     from ostinato.runtime import GraphPrice, plan_traffic
 
     if histogram is not None:
-        traffic = _histogram(histogram)
+        traffic = read_histogram(histogram)
     else:
         assert trace is not None
         traffic = _of_trace(trace, chunk_tokens=chunk_tokens, max_num_reqs=max_num_reqs, load_factor=load_factor)
@@ -93,12 +98,6 @@ def _of_trace(path: Path, *, chunk_tokens: int, max_num_reqs: int, load_factor: 
 
     model = StepModel(chunk_tokens=chunk_tokens, max_num_reqs=max_num_reqs)
     return traffic_of(read_trace(path, speed=load_factor), model)
-
-
-def _histogram(path: Path) -> TrafficHistogram:
-    from ostinato.runtime import TrafficHistogram
-
-    return TrafficHistogram.from_dict(read_json(path))
 
 
 def _costs(path: Path) -> dict[str, CostCurve]:
