@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from ostinato.cli.json_input import read_json
+from ostinato.cli.cost_input import read_cost_curves
 from ostinato.cli.options import Json
 from ostinato.cli.output import print_json
 from ostinato.cli.traffic_input import read_histogram
 from ostinato.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ostinato.runtime import CostCurve, TrafficHistogram
+    from ostinato.runtime import TrafficHistogram
 
 __all__ = ["plan"]
 
@@ -45,7 +45,14 @@ def plan(
     max_num_reqs: Annotated[int, typer.Option(help="Requests that run at once in it.")] = _MAX_NUM_REQS,
     load_factor: Annotated[float, typer.Option(help="3 plays the trace three times as fast.")] = _LOAD_FACTOR,
     cost: Annotated[
-        Path | None, typer.Option(help='JSON: {"hardware": ..., "decode": {"1": ms}, "mixed": {"16": ms}}.')
+        Path | None,
+        typer.Option(
+            help="Measured times: a file of `explain --measure --costs`, or JSON "
+            '{"hardware": ..., "decode": {"1": ms}, "mixed": {"16": ms}}.'
+        ),
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="Whose costs to take, where --cost has those of several: breakable, fx, ...")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the sizes as settings for an engine (JSON).")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write the traffic and the buckets as a picture (PNG).")] = None,
@@ -59,6 +66,8 @@ def plan(
     for name, value in (("chunk_tokens", chunk_tokens), ("max_num_reqs", max_num_reqs)):
         if value < 1:
             raise ConfigError(f"{name} is {value}", fix="use 1 or more")
+    if partition is not None and cost is None:
+        raise ConfigError("--partition goes with --cost", fix="name a file of measured costs too")
     if histogram is not None:
         for name, given, default in (
             ("chunk_tokens", chunk_tokens, _CHUNK_TOKENS),
@@ -80,7 +89,7 @@ def plan(
         memory_budget_mib=memory_budget_mib,
         capture_seconds=capture_seconds,
         price=GraphPrice(mib=graph_mib, kv_bytes_per_token=kv_bytes_per_token),
-        costs=None if cost is None else _costs(cost),
+        costs=None if cost is None else read_cost_curves(cost, partition=partition),
     )
     if out is not None:
         _write(out, json.dumps(_settings(document), indent=2) + "\n")
@@ -98,31 +107,6 @@ def _of_trace(path: Path, *, chunk_tokens: int, max_num_reqs: int, load_factor: 
 
     model = StepModel(chunk_tokens=chunk_tokens, max_num_reqs=max_num_reqs)
     return traffic_of(read_trace(path, speed=load_factor), model)
-
-
-def _costs(path: Path) -> dict[str, CostCurve]:
-    from ostinato.runtime import CostCurve
-
-    document = read_json(path)
-    if not isinstance(document, dict) or not isinstance(document.get("hardware"), str):
-        raise ConfigError(
-            f"{path} does not say where it was measured", fix='write {"hardware": "NVIDIA H200", "decode": {"1": 0.8}}'
-        )
-    here = _gpu_name()
-    if here is not None and here != document["hardware"]:
-        raise ConfigError(
-            f"{path} was measured on {document['hardware']}, and this is {here}",
-            fix="measure here: graphs and padding cost something else on each device",
-            expected=here,
-            got=document["hardware"],
-        )
-    return {kind: CostCurve(document[kind]) for kind in ("decode", "mixed") if kind in document}
-
-
-def _gpu_name() -> str | None:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def _write(path: Path, text: str) -> None:

@@ -57,6 +57,7 @@ def plan_traffic(
         num_graphs = len(plan.sizes)
         document[kind] = {
             **_told(plan),
+            "cost_unit": "measured time" if kind in (costs or {}) else "tokens",
             "steps": sum(counts.values()),
             "percentiles": histogram.percentiles(kind),
             "memory_mib": round(num_graphs * price.mib, 1),
