@@ -11,11 +11,13 @@ import typer
 from ostinato.cli.cost_input import read_cost_curves
 from ostinato.cli.options import Json
 from ostinato.cli.output import print_json
+from ostinato.cli.plan_tables import show_plan
+from ostinato.cli.price_input import kv_bytes_of, read_graph_price
 from ostinato.cli.traffic_input import read_histogram
 from ostinato.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ostinato.runtime import TrafficHistogram
+    from ostinato.runtime import GraphPrice, TrafficHistogram
 
 __all__ = ["plan"]
 
@@ -37,10 +39,22 @@ def plan(
         ),
     ] = None,
     max_graphs: Annotated[int, typer.Option(help="Graphs of each kind of step.")] = 16,
-    memory_budget_mib: Annotated[float | None, typer.Option(help="For the graphs of each kind.")] = None,
-    capture_seconds: Annotated[float | None, typer.Option(help="To capture the graphs of each kind.")] = None,
-    graph_mib: Annotated[float, typer.Option(help="Memory of one more graph.")] = 2.0,
-    kv_bytes_per_token: Annotated[int, typer.Option(help="Of the model: prices memory in KV tokens.")] = 0,
+    memory_budget_mib: Annotated[float | None, typer.Option(help="For all graphs together.")] = None,
+    capture_seconds: Annotated[float | None, typer.Option(help="To capture all graphs.")] = None,
+    graph_mib: Annotated[
+        float | None, typer.Option(help="Memory of a graph; by default 2, as of a 1B model on an H200.")
+    ] = None,
+    prices: Annotated[
+        Path | None,
+        typer.Option(
+            help="What graphs cost, from a manifest or the JSON of `ostinato memory`, instead of --graph-mib."
+        ),
+    ] = None,
+    kv_bytes_per_token: Annotated[int | None, typer.Option(help="Of a model: prices memory in KV tokens.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Whose KV tokens are lost: a hub name, folder or .gguf file.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of its KV cache; by default the checkpoint's.")] = None,
     chunk_tokens: Annotated[int, typer.Option(help="Tokens in one step of the trace's service.")] = _CHUNK_TOKENS,
     max_num_reqs: Annotated[int, typer.Option(help="Requests that run at once in it.")] = _MAX_NUM_REQS,
     load_factor: Annotated[float, typer.Option(help="3 plays the trace three times as fast.")] = _LOAD_FACTOR,
@@ -76,19 +90,20 @@ def plan(
         ):
             if given != default:
                 raise ConfigError(f"{name} goes with --trace", fix="leave it out: a histogram has steps already")
-    from ostinato.runtime import GraphPrice, plan_traffic
+    from ostinato.runtime import plan_traffic
 
     if histogram is not None:
         traffic = read_histogram(histogram)
     else:
         assert trace is not None
         traffic = _of_trace(trace, chunk_tokens=chunk_tokens, max_num_reqs=max_num_reqs, load_factor=load_factor)
+    price = _price(prices, graph_mib=graph_mib, kv_bytes_per_token=kv_bytes_per_token, model=model, dtype=dtype)
     document = plan_traffic(
         traffic,
         max_graphs=max_graphs,
         memory_budget_mib=memory_budget_mib,
         capture_seconds=capture_seconds,
-        price=GraphPrice(mib=graph_mib, kv_bytes_per_token=kv_bytes_per_token),
+        price=price,
         costs=None if cost is None else read_cost_curves(cost, partition=partition),
     )
     if out is not None:
@@ -98,7 +113,7 @@ def plan(
     if as_json:
         print_json(document)
     else:
-        _show(document)
+        show_plan(document)
 
 
 def _of_trace(path: Path, *, chunk_tokens: int, max_num_reqs: int, load_factor: float) -> TrafficHistogram:
@@ -107,6 +122,33 @@ def _of_trace(path: Path, *, chunk_tokens: int, max_num_reqs: int, load_factor: 
 
     model = StepModel(chunk_tokens=chunk_tokens, max_num_reqs=max_num_reqs)
     return traffic_of(read_trace(path, speed=load_factor), model)
+
+
+def _price(
+    prices: Path | None,
+    *,
+    graph_mib: float | None,
+    kv_bytes_per_token: int | None,
+    model: str | None,
+    dtype: str | None,
+) -> GraphPrice:
+    from ostinato.runtime import GraphPrice
+
+    if prices is not None and graph_mib is not None:
+        raise ConfigError("--prices and --graph-mib both price a graph", fix="leave out one of the two")
+    if model is not None and kv_bytes_per_token is not None:
+        raise ConfigError("--model and --kv-bytes-per-token both price a token", fix="leave out one of the two")
+    if dtype is not None and model is None:
+        raise ConfigError("--dtype goes with --model", fix="name the model, or leave it out")
+    mib, seconds = (graph_mib, None) if prices is None else read_graph_price(prices)
+    default = GraphPrice()
+    if prices is not None and seconds is None:
+        typer.echo(f"{prices} has no capture times: {default.capture_seconds:g} s a graph are assumed", err=True)
+    return GraphPrice(
+        mib=default.mib if mib is None else mib,
+        capture_seconds=default.capture_seconds if seconds is None else seconds,
+        kv_bytes_per_token=(kv_bytes_per_token or 0) if model is None else kv_bytes_of(model, dtype=dtype or "auto"),
+    )
 
 
 def _write(path: Path, text: str) -> None:
@@ -132,27 +174,3 @@ def _draw(traffic: TrafficHistogram, document: dict[str, Any], path: Path) -> No
         draw_traffic({kind: getattr(traffic, kind) for kind in ("decode", "mixed")}, document, path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}", fix="name a file that can be written") from error
-
-
-def _show(document: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    for kind in ("decode", "mixed"):
-        found = document[kind]
-        unit = "requests" if kind == "decode" else "tokens"
-        if found is None:
-            console.print(f"no {kind} steps")
-            continue
-        percentiles = ", ".join(f"{name.upper()} {size}" for name, size in found["percentiles"].items())
-        table = Table("ladder", "graphs", "padding %", "eager %", title_justify="left")
-        table.title = f"{found['steps']} {kind} steps ({unit}: {percentiles})"
-        rows = {"this plan": found, **{name: peer[kind] for name, peer in document["peers"].items() if kind in peer}}
-        for name, row in rows.items():
-            table.add_row(name, str(row["graphs"]), f"{row['pad_percent']:.2f}", f"{row['miss_percent']:.2f}")
-        console.print(table)
-        console.print(f"sizes: {', '.join(map(str, found['sizes']))}", highlight=False, soft_wrap=True)
-        lost = found["kv_tokens_lost"]
-        price = f"about {found['memory_mib']:g} MiB and {found['capture_seconds']:g} s to capture"
-        console.print(price + ("" if lost is None else f", {lost} KV tokens"), highlight=False)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.errors import ConfigError
-from ostinato.runtime.planning import judge_sizes, optimise_sizes
+from ostinato.runtime.planning import SizeChoices, judge_sizes, optimise_sizes, shared_out
 
 HISTOGRAMS = st.dictionaries(st.integers(1, 80), st.integers(1, 500), min_size=1, max_size=9)
 CURVES = {
@@ -42,6 +42,29 @@ def test_no_choice_is_cheaper(counts, max_graphs, curve):
 def test_enough_graphs_waste_nothing(counts):
     plan = optimise_sizes(counts, max_graphs=len(counts))
     assert plan.sizes == tuple(sorted(counts)) and plan.pad_percent == 0
+
+
+@given(counts=HISTOGRAMS, curve=st.sampled_from(sorted(CURVES)))
+def test_one_run_knows_every_number_of_buckets(counts, curve):
+    choices = SizeChoices(counts, max_graphs=5, cost=CURVES[curve])
+    for num_graphs, cost in enumerate(choices.costs, start=1):
+        plan = choices.plan(num_graphs)
+        assert len(plan.sizes) == num_graphs and plan.cost == pytest.approx(cost, rel=1e-9)
+        assert cost == pytest.approx(brute_force(counts, num_graphs, CURVES[curve]), rel=1e-9)
+
+
+@given(first=HISTOGRAMS, second=HISTOGRAMS, allowed=st.integers(2, 9))
+def test_no_way_to_share_graphs_is_cheaper(first, second, allowed):
+    costs = {"decode": SizeChoices(first, max_graphs=6).costs, "mixed": SizeChoices(second, max_graphs=6).costs}
+    shares = shared_out(costs, allowed)
+    assert sum(shares.values()) <= allowed and min(shares.values()) >= 1
+    best = min(
+        costs["decode"][n - 1] + costs["mixed"][m - 1]
+        for n in range(1, len(costs["decode"]) + 1)
+        for m in range(1, len(costs["mixed"]) + 1)
+        if n + m <= allowed
+    )
+    assert costs["decode"][shares["decode"] - 1] + costs["mixed"][shares["mixed"] - 1] == best
 
 
 def test_a_graph_that_saves_nothing_is_not_taken():
