@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         TrafficHistogram,
         next_to_capture,
         plan_traffic,
+        preset_within,
         token_ladder,
     )
     from ostinato.runtime.qualify import (
@@ -148,6 +149,7 @@ __all__ = [
     "opaque_op",
     "parse_costs",
     "plan_traffic",
+    "preset_within",
     "planned_keys",
     "preview",
     "read_costs",
@@ -226,6 +228,7 @@ _HOMES = {
     "next_to_capture": "ostinato.runtime.planning",
     "opaque_op": "ostinato.runtime.opaque",
     "plan_traffic": "ostinato.runtime.planning",
+    "preset_within": "ostinato.runtime.planning",
     "planned_keys": "ostinato.runtime.dispatch",
     "preview": "ostinato.runtime.dispatch",
     "read_costs": "ostinato.runtime.dispatch",

@@ -6,7 +6,7 @@ import pytest
 
 from ostinato.errors import ConfigError, UnknownNameError
 from ostinato.runtime import CostCurve, GraphPrice, TrafficHistogram, plan_traffic
-from ostinato.runtime.planning import affordable_graphs, preset_ladder
+from ostinato.runtime.planning import affordable_graphs, preset_ladder, preset_within
 
 DOCUMENT = {"decode": {"1": 50, "2": 30, "7": 15, "29": 5}, "mixed": {"173": 40, "512": 2}}
 
@@ -136,3 +136,12 @@ def test_ladders_of_others():
     assert preset_ladder("vllm", "decode", largest=9) == (1, 2, 4, 8, 16)
     with pytest.raises(UnknownNameError, match="vllm"):
         preset_ladder("vlm", "decode", largest=9)
+
+
+def test_ladders_of_others_within_a_limit():
+    assert preset_within("vllm", "decode", limit=9) == (1, 2, 4, 8, 9)
+    assert preset_within("vllm", "decode", limit=8) == (1, 2, 4, 8)
+    assert preset_within("vllm", "decode", limit=1000)[-1] == 256, "it ends where theirs does"
+    for name in ("vlm", "tensorrt-llm"):
+        with pytest.raises(UnknownNameError, match=name):
+            preset_within(name, "mixed", limit=9)
