@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from ostinato._whole_file import replace_file
 from ostinato.cli.cost_input import read_cost_curves
 from ostinato.cli.options import Json
-from ostinato.cli.output import print_json
+from ostinato.cli.output import check_outputs, print_json
 from ostinato.cli.plan_tables import show_plan
 from ostinato.cli.price_input import kv_bytes_of, read_graph_price
 from ostinato.cli.traffic_input import read_histogram
@@ -90,6 +91,7 @@ def plan(
         ):
             if given != default:
                 raise ConfigError(f"{name} goes with --trace", fix="leave it out: a histogram has steps already")
+    check_outputs(out=out, plot=plot)
     from ostinato.runtime import plan_traffic
 
     if histogram is not None:
@@ -153,7 +155,7 @@ def _price(
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        replace_file(path, text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}", fix="name a file that can be written") from error
 

@@ -100,6 +100,42 @@ def test_bad_input(run_cli: Any, trace: Path, arguments: list[str], message: str
     assert result.code == 2 and message in result.err
 
 
+@pytest.mark.parametrize(
+    ("out", "plot", "message"),
+    [
+        ("s.json", "/nonexistent/x.png", "/nonexistent/x.png cannot be written: there is no folder /nonexistent"),
+        ("/nonexistent/s.json", "x.png", "/nonexistent/s.json cannot be written"),
+        ("s.json", ".", "it is a folder"),
+        ("s.json", "s.json", "--out and --plot name the same file"),
+    ],
+)
+def test_no_file_is_written_if_one_cannot_be(
+    run_cli: Any, trace: Path, tmp_path: Path, out: str, plot: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("ostinato.cli.plan._of_trace", lambda *_, **__: pytest.fail("it did not look before the work"))
+    result = run_cli("plan", "--trace", trace, "--out", out, "--plot", plot)
+    assert result.code == 2 and message in result.err
+    assert not list(folder.iterdir())
+
+
+def test_a_failed_writing_leaves_the_older_file(
+    run_cli: Any, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "s.json"
+    out.write_text("older")
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.replace", full)
+    result = run_cli("plan", "--trace", trace, "--out", out)
+    assert result.code == 2 and "no space left" in result.err
+    assert out.read_text() == "older" and [path.name for path in tmp_path.iterdir()].count("s.json") == 1
+
+
 def test_a_malformed_line_is_named(run_cli: Any, tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
     path.write_text(
