@@ -79,14 +79,21 @@ def test_given_sizes_are_judged():
     assert judge_sizes({3: 1}, []).miss_percent == 100
 
 
-@pytest.mark.slow
-def test_ten_thousand_sizes_take_seconds():
+@pytest.mark.parametrize(
+    ("max_graphs", "most_seconds"), [(16, 2.0), pytest.param(64, 6.0, marks=pytest.mark.slow)], ids=["16", "64"]
+)
+def test_ten_thousand_sizes_take_seconds(max_graphs, most_seconds):
     rng = random.Random(0)
     counts = {size: rng.randint(1, 1000) for size in range(1, 10_001)}
-    began = time.perf_counter()
-    plan = optimise_sizes(counts, max_graphs=64)
-    assert time.perf_counter() - began < 6, "1.5 s on an idle core"
-    assert len(plan.sizes) == 64
+    seconds = []
+    for _ in range(3):  # others on this machine only ever make it slower
+        began = time.perf_counter()
+        plan = optimise_sizes(counts, max_graphs=max_graphs)
+        seconds.append(time.perf_counter() - began)
+        if seconds[-1] <= most_seconds:
+            break
+    assert min(seconds) <= most_seconds
+    assert len(plan.sizes) == max_graphs
 
 
 @pytest.mark.parametrize(
