@@ -18,7 +18,7 @@ from ostinato.telemetry import read_json_lines
 if TYPE_CHECKING:
     from ostinato.runtime import TrafficHistogram
 
-__all__ = ["is_address", "read_dispatch", "read_histogram"]
+__all__ = ["is_address", "read_histogram", "read_planned"]
 
 _FIX = "name a histogram, the JSON of `ostinato generate` or `ostinato stats`, a manifest, or a file of JsonLinesSink"
 
@@ -52,17 +52,39 @@ def read_histogram(source: str) -> TrafficHistogram:
         raise ConfigError(f"{source}: {error.message}", fix=error.fix, **error.context) from error
 
 
-def read_dispatch(source: str) -> dict[str, Any]:
-    """`DispatchCounters.snapshot` of ``source``, with its "histogram".
+def read_planned(source: str) -> tuple[TrafficHistogram, list[str]]:
+    """The steps that ``source`` tells of, and the keys that are planned there.
 
     Raises:
-        ConfigError: as `read_histogram`; also if there is a histogram alone.
+        ConfigError: as `read_histogram`; or it does not say which keys are planned.
     """
-    dispatch = _dispatch(_document(source))
+    from ostinato.runtime import TrafficHistogram
+
+    document = _document(source)
+    dispatch = _dispatch(document)
     if dispatch is None:
-        raise ConfigError(f"{source} does not say which graphs were planned", fix="name an engine's stats or events")
-    _sizes(dispatch, source)
-    return dispatch
+        raise ConfigError(f"{source} does not say which graphs are planned", fix="name an engine's stats or events")
+    counts = _sizes(dispatch, source)
+    try:
+        if "planned" in document:
+            planned = list(document["planned"])
+        else:
+            planned = sorted({*dispatch["key_hits"], *dispatch["never_hit"]})
+            if len(planned) != sum(dispatch["keys"].values()):
+                raise ConfigError(
+                    f"{source} counts steps of graphs that are no longer planned: sizes were changed while it ran",
+                    fix="name the engine's event file (JsonLinesSink), which tells when",
+                )
+        return TrafficHistogram.from_dict(counts), planned
+    except ConfigError as error:
+        if source in error.message:
+            raise
+        raise ConfigError(f"{source}: {error.message}", fix=error.fix, **error.context) from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{source} does not say which graphs are planned: {type(error).__name__}: {error}",
+            fix="name an engine's stats or events",
+        ) from error
 
 
 def _sizes(dispatch: Mapping[str, Any], source: str) -> Any:
@@ -83,7 +105,7 @@ def _dispatch(document: Any) -> dict[str, Any] | None:
 
 
 def _document(source: str) -> Any:
-    """The contents of ``source``, those of an event file as ``ostinato stats --json`` shows them."""
+    """The contents of ``source``, those of an event file as ``stats --json`` shows them and with the "planned" keys."""
     if is_address(source):
         raise ConfigError(
             f"{source} has no histogram: a metrics endpoint carries counters and no sizes",
@@ -100,7 +122,8 @@ def _document(source: str) -> Any:
     except (ValueError, RecursionError):  # it goes on over more lines, or is none
         head = None
     if isinstance(head, dict) and "event" in head:
-        return read_json_lines(lines, name=source).snapshot()
+        tally = read_json_lines(lines, name=source)
+        return {**tally.snapshot(), "planned": list(tally.dispatch.key_states)}
     if isinstance(head, dict) and "dispatch" in head:  # one look a line; each counts from the start
         text = [line for line in lines if line.endswith("\n") or len(lines) == 1][-1]
     try:

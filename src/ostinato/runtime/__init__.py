@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         next_to_capture,
         plan_traffic,
         preset_within,
+        suggest_sizes,
         token_ladder,
     )
     from ostinato.runtime.qualify import (
@@ -155,6 +156,7 @@ __all__ = [
     "read_costs",
     "resolve_mode",
     "sizes_to_try",
+    "suggest_sizes",
     "token_ladder",
     "write_costs",
 ]
@@ -234,6 +236,7 @@ _HOMES = {
     "read_costs": "ostinato.runtime.dispatch",
     "resolve_mode": "ostinato.runtime.dispatch",
     "sizes_to_try": "ostinato.runtime.qualify",
+    "suggest_sizes": "ostinato.runtime.planning",
     "token_ladder": "ostinato.runtime.planning",
     "write_costs": "ostinato.runtime.dispatch",
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.cli.traffic_input import read_dispatch, read_histogram
+from ostinato.cli.traffic_input import read_histogram, read_planned
 from ostinato.errors import ConfigError
 from ostinato.telemetry import EventBus, JsonLinesSink, KeysPlanned, StepDispatched, Tally
 
@@ -74,7 +74,7 @@ def test_events_are_added_up(tmp_path: Path, every_step: bool) -> None:
         tell(sink)
     found = read_histogram(str(path))
     assert found.decode == {3: 10, 4: 4} and found.mixed == {40: 2}
-    assert read_dispatch(str(path))["histogram"] == found.to_dict()
+    assert read_planned(str(path)) == (found, ["FULL tokens=4 reqs=4 query_len=1"])
 
 
 def without_histogram() -> dict:
@@ -110,6 +110,25 @@ def test_an_endpoint_is_refused_without_asking_it() -> None:
         read_histogram("http://127.0.0.1:9/metrics")
 
 
-def test_a_histogram_alone_says_nothing_of_graphs(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not say which graphs were planned"):
-        read_dispatch(written(tmp_path / "f.json", {"decode": {"3": 5}}))
+def test_planned_keys_of_a_document(tmp_path: Path) -> None:
+    path = tmp_path / "f.json"
+    found, planned = read_planned(written(path, told()))
+    assert (found.decode, planned) == (EXPECTED["decode"], ["FULL tokens=4 reqs=4 query_len=1"])
+    document = told()
+    document["dispatch"]["key_hits"]["FULL tokens=2 reqs=2 query_len=1"] = 3  # retired since
+    with pytest.raises(ConfigError, match="sizes were changed while it ran"):
+        read_planned(written(path, document))
+    with JsonLinesSink(tmp_path / "events.jsonl") as sink:
+        tell(sink)
+        sink.emit(KeysPlanned(keys=("FULL tokens=8",), largest_tokens=8))
+    assert read_planned(str(tmp_path / "events.jsonl"))[1] == ["FULL tokens=8"], "an event file tells when"
+
+
+@pytest.mark.parametrize("missing", ["key_hits", "never_hit", "keys"])
+def test_documents_that_do_not_say_what_is_planned(tmp_path: Path, missing: str) -> None:
+    document = told()
+    del document["dispatch"][missing]
+    with pytest.raises(ConfigError, match=f"does not say which graphs are planned: KeyError: '{missing}'"):
+        read_planned(written(tmp_path / "f.json", document))
+    with pytest.raises(ConfigError, match="does not say which graphs are planned"):
+        read_planned(written(tmp_path / "f.json", {"decode": {"3": 5}}))
