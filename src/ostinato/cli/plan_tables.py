@@ -32,7 +32,7 @@ def show_plan(document: dict[str, Any]) -> None:
         if found["cost_unit"] != "tokens":
             console.print(f"chosen by {found['cost_unit']}, not by tokens", highlight=False)
     total = document["total"]
-    lost = "" if total["kv_tokens_lost"] is None else f", {total['kv_tokens_lost']:,} KV tokens"
+    lost = "" if total["kv_tokens_lost"] is None else f", {total['kv_tokens_lost']:,} KV tokens lost"
     price = f"{total['graphs']} graphs: about {total['memory_mib']:g} MiB and {total['capture_seconds']:g} s to capture"
     console.print(price + lost, highlight=False, soft_wrap=True)
 

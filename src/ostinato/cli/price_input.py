@@ -15,7 +15,7 @@ from ostinato.errors import ConfigError, UnknownNameError
 __all__ = ["kv_bytes_of", "read_graph_price"]
 
 _ELEMENT_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2}
-_FIX: Final = "name a manifest (EngineConfig.manifest), or what `ostinato memory --json` printed"
+_FIX: Final = "name a manifest (EngineConfig.manifest), or the JSON of `ostinato memory` or `ostinato generate`"
 
 
 def kv_bytes_of(model: str, *, dtype: str = "auto") -> int:
@@ -46,12 +46,14 @@ def read_graph_price(path: Path) -> tuple[float, float | None]:
     The mean and not the price of one more: the first graph brings most of the pool, and some graph is the first.
 
     Raises:
-        ConfigError: the file cannot be read, is none of the two kinds, or tells of no graph's memory.
+        ConfigError: the file cannot be read, is none of the three kinds, or tells of no graph's memory.
     """
     document = read_json(path)
     try:
         if "predicted" in document:
             num_bytes, num_graphs, seconds = _of_forecast(document)
+        elif "graphs" in document:
+            num_bytes, num_graphs, seconds = _of_engine(document["graphs"])
         else:
             num_bytes, num_graphs, seconds = _of_manifest(document["keys"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -61,9 +63,15 @@ def read_graph_price(path: Path) -> tuple[float, float | None]:
     return num_bytes / num_graphs / 2**20, seconds
 
 
-def _of_forecast(document: Mapping[str, Any]) -> tuple[int, int, None]:
+def _of_forecast(document: Mapping[str, Any]) -> tuple[int, int, float | None]:
     owners = document["measured"] or document["predicted"]
     return int(owners["graph pool"]) + int(owners["executables"]), int(document["graphs"]), None
+
+
+def _of_engine(graphs: Mapping[str, Any]) -> tuple[int, int, float | None]:
+    num_bytes, num_graphs = int(graphs["pool_bytes"]) + int(graphs["executables"]["bytes"]), int(graphs["count"])
+    seconds = float(graphs["capture_seconds"])
+    return num_bytes, num_graphs, seconds / num_graphs if num_graphs and seconds > 0 else None
 
 
 def _of_manifest(keys: Mapping[str, Any]) -> tuple[int, int, float | None]:

@@ -64,13 +64,18 @@ def test_a_forecast_prices_graphs(
         written(path, document)
 
 
-def test_a_manifest_prices_graphs(tiny: Path, tmp_path: Path) -> None:
+def test_a_manifest_and_an_engines_stats_price_graphs(tiny: Path, tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
-    with LLM(str(tiny), manifest=str(path), mode="full_decode_only", **LIMITS):
-        pass
+    with LLM(str(tiny), manifest=str(path), mode="full_decode_only", **LIMITS) as llm:
+        stats = llm.stats()
     keys = json.loads(path.read_text())["keys"].values()
     mib, _ = read_graph_price(path)
     assert mib == pytest.approx(sum(key["pool_bytes"] + key["driver_bytes"] for key in keys) / len(keys) / 2**20)
+    graphs = stats["graphs"]
+    mib, seconds = read_graph_price(written(tmp_path / "stats.json", {"graphs": graphs}))
+    num_bytes = graphs["pool_bytes"] + graphs["executables"]["bytes"]
+    assert mib == pytest.approx(num_bytes / len(keys) / 2**20)
+    assert seconds == pytest.approx(graphs["capture_seconds"] / len(keys))
 
 
 def test_the_mean_is_over_captured_keys_and_known_times(tmp_path: Path) -> None:
@@ -97,6 +102,9 @@ def test_the_mean_is_over_captured_keys_and_known_times(tmp_path: Path) -> None:
         {"keys": {"a": {"verdict": "captured"}}},
         {"keys": {"a": CAPTURED | {"verdict": "failed"}}},
         {"predicted": {"graph pool": 0, "executables": 0}, "measured": None, "graphs": 4},
+        {"graphs": {"count": 0, "pool_bytes": 0, "executables": {"bytes": 0}, "capture_seconds": 0}},
+        {"graphs": {"count": 3}},
+        {"graphs": 4},
         {"predicted": {"graph pool": 5}, "measured": None, "graphs": 4},
         {"predicted": {"graph pool": 5, "executables": 5}, "measured": None, "graphs": 0},
     ],
