@@ -47,9 +47,7 @@ def plan(
     ] = None,
     prices: Annotated[
         Path | None,
-        typer.Option(
-            help="What graphs cost, from a manifest or the JSON of `ostinato memory`, instead of --graph-mib."
-        ),
+        typer.Option(help="What graphs cost: a manifest, or the JSON of memory or generate; instead of --graph-mib."),
     ] = None,
     kv_bytes_per_token: Annotated[int | None, typer.Option(help="Of a model: prices memory in KV tokens.")] = None,
     model: Annotated[
@@ -94,19 +92,20 @@ def plan(
     check_outputs(out=out, plot=plot)
     from ostinato.runtime import plan_traffic
 
+    price = _price(prices, graph_mib=graph_mib, kv_bytes_per_token=kv_bytes_per_token, model=model, dtype=dtype)
+    costs = None if cost is None else read_cost_curves(cost, partition=partition)
     if histogram is not None:
         traffic = read_histogram(histogram)
     else:
         assert trace is not None
         traffic = _of_trace(trace, chunk_tokens=chunk_tokens, max_num_reqs=max_num_reqs, load_factor=load_factor)
-    price = _price(prices, graph_mib=graph_mib, kv_bytes_per_token=kv_bytes_per_token, model=model, dtype=dtype)
     document = plan_traffic(
         traffic,
         max_graphs=max_graphs,
         memory_budget_mib=memory_budget_mib,
         capture_seconds=capture_seconds,
         price=price,
-        costs=None if cost is None else read_cost_curves(cost, partition=partition),
+        costs=costs,
     )
     if out is not None:
         _write(out, json.dumps(_settings(document), indent=2) + "\n")
