@@ -94,7 +94,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("line", [line for line in shell_lines() if line.startswith("ostinato ")])
 def test_ostinato_line_runs(line: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     _, command, *arguments = shlex.split(line)
-    if any("--model" in parameter.opts for parameter in load_command(command).params):
+    options = {option for parameter in load_command(command).params for option in parameter.opts}
+    if {"--model", "--device"} <= options:  # it opens an engine
         arguments += ["--model", str(folder / "tiny"), "--device", "cpu"]
     with pytest.raises(SystemExit) as stopped:
         main([command, *arguments])

@@ -61,7 +61,7 @@ def read_trace(path: Path, *, speed: float = 1.0, num_requests: int | None = Non
             missing = [name for name in TRACE_COLUMNS if name not in (reader.fieldnames or ())]
             if missing:
                 raise ConfigError(
-                    f"the trace {path.name} lacks the columns {', '.join(missing)}",
+                    f"line 1 of the trace {path.name} lacks the columns {', '.join(missing)}",
                     fix=f"its first line must name {', '.join(TRACE_COLUMNS)}",
                     line=1,
                 )
@@ -73,7 +73,11 @@ def read_trace(path: Path, *, speed: float = 1.0, num_requests: int | None = Non
     except (OSError, UnicodeError, csv.Error) as error:
         raise ConfigError(f"the trace {path} cannot be read: {error}", fix="name a readable CSV file") from error
     if not rows:
-        raise ConfigError(f"the trace {path.name} has no requests", fix="use a file with a line for each request")
+        raise ConfigError(
+            f"the trace {path.name} has no requests: it ends after line {reader.reader.line_num}",
+            fix="use a file with a line for each request",
+            line=reader.reader.line_num,
+        )
     rows.sort(key=lambda row: row[0])
     first = rows[0][0]
     return [TimedRequest(at_seconds=(t - first) / speed, prompt_tokens=p, output_tokens=o) for t, p, o in rows]

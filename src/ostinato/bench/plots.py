@@ -125,7 +125,8 @@ def _bars(axes: Any, document: Mapping[str, Any]) -> None:
 
 
 def draw_traffic(traffic: Mapping[str, Mapping[int, int]], plan: Mapping[str, Any], path: Path) -> None:
-    """Write how often steps of each size occur, and the planned buckets, as a PNG file.
+    """Write how often steps of each size occur, the planned buckets, and beside them what all ladders waste
+    and what their graphs cost, as a PNG file.
 
     Args:
         traffic: kind of step -> size -> steps.
@@ -137,8 +138,9 @@ def draw_traffic(traffic: Mapping[str, Mapping[int, int]], plan: Mapping[str, An
     from matplotlib.figure import Figure
 
     kinds = [kind for kind in ("decode", "mixed") if plan[kind] is not None]
-    figure = Figure(figsize=(8, 3.5 * len(kinds)), layout="constrained")
-    for axes, kind in zip(figure.subplots(len(kinds), squeeze=False)[:, 0], kinds, strict=True):
+    figure = Figure(figsize=(13, 3.5 * len(kinds)), layout="constrained")
+    places = figure.subplots(len(kinds), 2, squeeze=False, width_ratios=(3, 2))
+    for (axes, beside), kind in zip(places, kinds, strict=True):
         counts, sizes = traffic[kind], plan[kind]["sizes"]
         axes.bar(list(counts), list(counts.values()), width=1.0, label="steps")
         for size in sizes:
@@ -147,4 +149,23 @@ def draw_traffic(traffic: Mapping[str, Mapping[int, int]], plan: Mapping[str, An
         axes.set_ylabel("steps")
         axes.set_yscale("log")
         axes.set_title(f"{kind}: {len(sizes)} buckets, {plan[kind]['pad_percent']:.2f} % padding")
+        _ladders(beside, {"this plan": plan[kind], **{n: p[kind] for n, p in plan["peers"].items() if kind in p}})
     figure.savefig(path, dpi=150, format="png")
+
+
+def _ladders(axes: Any, ladders: Mapping[str, Mapping[str, Any]]) -> None:
+    """Padding and misses of each ladder as bars, and in words what its graphs cost."""
+    names = []
+    for name, row in ladders.items():
+        lost = "" if row["kv_tokens_lost"] is None else f", {row['kv_tokens_lost']:,} KV tokens"
+        price = f"{row['graphs']} graphs, {row['memory_mib']:g} MiB, {row['capture_seconds']:g} s"
+        names.append(f"{name}\n{price}{lost}")
+    padding = [row["pad_percent"] for row in ladders.values()]
+    axes.barh(names, padding, color="tab:blue", label="padding")
+    axes.barh(
+        names, [row["miss_percent"] for row in ladders.values()], left=padding, color="tab:red", label="eager steps"
+    )
+    axes.invert_yaxis()
+    axes.set_xlabel("%")
+    axes.tick_params(axis="y", labelsize="small")
+    axes.legend(fontsize="small")

@@ -44,7 +44,7 @@ def main() -> None:
     imported = time.monotonic()
     stages = _Stages()
     for name in ("decode_sizes", "token_sizes"):  # JSON has no tuples
-        if asked["settings"].get(name) is not None:
+        if isinstance(asked["settings"].get(name), list):
             asked["settings"][name] = tuple(asked["settings"][name])
     with LLM(progress=stages, **asked["settings"]) as llm:
         loaded = time.monotonic()

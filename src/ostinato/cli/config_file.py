@@ -1,13 +1,14 @@
-"""``--config FILE``: settings of an engine that have no option of their own, as JSON.
+"""``--config FILE``: settings of an engine, as JSON.
 
-``ostinato plan --out`` writes such a file. A setting that the command has an option for is refused: which of the two
-would count? Loads no torch.
+``ostinato plan --out`` writes such a file. A setting that an option of the command gives too is refused: which of the
+two would count? Loads no torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ def with_config_file(config: EngineConfig, path: Path | None, *, options: Collec
     """``config`` with the settings of the file at ``path``; None leaves it as it is.
 
     Args:
-        options: fields that the command itself has an option for.
+        options: fields that options of the command give.
 
     Raises:
         ConfigError: the file cannot be read or is no object of settings; a name is unknown or among ``options``; or
@@ -51,4 +52,11 @@ def with_config_file(config: EngineConfig, path: Path | None, *, options: Collec
                 f"{path} sets {name!r}, for which there is an option", fix=f"give --{name.replace('_', '-')} instead"
             )
         settings[name] = tuple(value) if name in _TUPLES and isinstance(value, list) else value
-    return dataclasses.replace(config, **settings)
+    try:
+        return dataclasses.replace(config, **settings)
+    except ConfigError as error:
+        for name in settings:  # quoted it is the file's word; else it would be named by an option that was not given
+            error.message, error.fix = (
+                re.sub(rf"(?<!['\w]){name}(?!['\w])", repr(name), text) for text in (error.message, error.fix)
+            )
+        raise

@@ -20,6 +20,7 @@ from ostinato.cli.options import (
     Compile,
     ConfigFile,
     Costs,
+    DecodeSizes,
     Device,
     Dispatch,
     Dtype,
@@ -33,6 +34,8 @@ from ostinato.cli.options import (
     Model,
     OnMoved,
     Partition,
+    TokenSizes,
+    sizes_of,
 )
 from ostinato.cli.output import print_json, print_prompt, print_text
 from ostinato.cli.prompts import has_chat_template, prompt_error, read_prompts
@@ -84,6 +87,8 @@ def generate(
     capture: Capture = "eager",
     on_moved: OnMoved = "raise",
     config_file: ConfigFile = None,
+    decode_sizes: DecodeSizes = None,
+    token_sizes: TokenSizes = None,
     costs: Costs = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -121,6 +126,9 @@ def generate(
         "max_num_reqs": max_num_reqs,
         "kv_tokens": kv_tokens,
     }
+    for name, text in (("decode_sizes", decode_sizes), ("token_sizes", token_sizes)):
+        if text is not None:  # else a file may set them
+            options[name] = sizes_of(text)
     config = with_config_file(EngineConfig(**options), config_file, options=options)
     answers, stats = _run(read_prompts(prompt or (), prompt_file), params, config, chat=chat)
     if as_json:

@@ -18,6 +18,7 @@ __all__ = [
     "Compile",
     "ConfigFile",
     "Costs",
+    "DecodeSizes",
     "Device",
     "Dispatch",
     "Dtype",
@@ -31,6 +32,8 @@ __all__ = [
     "Model",
     "OnMoved",
     "Partition",
+    "TokenSizes",
+    "sizes_of",
 ]
 
 ENGINE_PANEL = "Engine"
@@ -92,6 +95,22 @@ ConfigFile = Annotated[
         rich_help_panel=ENGINE_PANEL,
     ),
 ]
+DecodeSizes = Annotated[
+    str | None,
+    typer.Option(
+        "--decode-sizes",
+        help="Requests to capture decode for: 1,2,4, or whose ladder: vllm, sglang or tensorrt-llm.",
+        rich_help_panel=ENGINE_PANEL,
+    ),
+]
+TokenSizes = Annotated[
+    str | None,
+    typer.Option(
+        "--token-sizes",
+        help="Tokens to capture other steps for: 16,64,256, or whose ladder: vllm or sglang.",
+        rich_help_panel=ENGINE_PANEL,
+    ),
+]
 Costs = Annotated[
     str | None,
     typer.Option("--costs", help="JSON file of measured costs; written if absent.", rich_help_panel=ENGINE_PANEL),
@@ -106,3 +125,9 @@ KvTokens = Annotated[
     int | None, typer.Option("--kv-tokens", help="Capacity of the KV cache in tokens.", rich_help_panel=ENGINE_PANEL)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else.")]
+
+
+def sizes_of(text: str) -> tuple[int, ...] | str:
+    """Sizes from ``1,2,4``; any other text is the name of a ladder, which `EngineConfig` judges."""
+    parts = [part.strip() for part in text.split(",")]
+    return tuple(map(int, parts)) if all(part.isascii() and part.isdigit() for part in parts) else text

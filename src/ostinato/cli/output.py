@@ -1,4 +1,4 @@
-"""Standard output, whatever its encoding: results for people and for programs.
+"""Standard output, whatever its encoding: results for people and for programs. And where files are to go.
 
 Text that a terminal's encoding lacks is shown escaped instead of ending the command. Called by the
 commands that print what a model wrote.
@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import typer
 
-__all__ = ["be_lenient", "print_json", "print_prompt", "print_text"]
+from ostinato.errors import ConfigError
+
+__all__ = ["be_lenient", "check_outputs", "print_json", "print_prompt", "print_text"]
 
 
 def print_json(document: dict[str, Any]) -> None:
@@ -37,3 +41,28 @@ def be_lenient() -> None:
     """Let standard output escape what its encoding cannot show."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def check_outputs(**paths: Path | None) -> None:
+    """See that a file could be written at each of ``paths``, by option: before the work, and before any is written.
+
+    Raises:
+        ConfigError: at one of them it could not, or two of them are the same.
+    """
+    seen: dict[Path, str] = {}
+    for option, path in paths.items():
+        if path is None:
+            continue
+        folder = path.parent
+        why = ""
+        if path.is_dir():
+            why = "it is a folder"
+        elif not folder.is_dir():
+            why = f"there is no folder {folder}"
+        elif not os.access(folder, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
+            why = "permission denied"
+        if why:
+            raise ConfigError(f"{path} cannot be written: {why}", fix="name a file that can be written")
+        if path.resolve() in seen:
+            raise ConfigError(f"--{seen[path.resolve()]} and --{option} name the same file", fix="name two files")
+        seen[path.resolve()] = option

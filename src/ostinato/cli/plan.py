@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from ostinato.cli.json_input import read_json
+from ostinato._whole_file import replace_file
+from ostinato.cli.cost_input import read_cost_curves
 from ostinato.cli.options import Json
-from ostinato.cli.output import print_json
+from ostinato.cli.output import check_outputs, print_json
+from ostinato.cli.plan_tables import show_plan
+from ostinato.cli.price_input import kv_bytes_of, read_graph_price
+from ostinato.cli.traffic_input import read_histogram
 from ostinato.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ostinato.runtime import CostCurve, TrafficHistogram
+    from ostinato.runtime import GraphPrice, TrafficHistogram
 
 __all__ = ["plan"]
 
@@ -29,18 +33,39 @@ def plan(
         Path | None, typer.Option(help="CSV with the columns TIMESTAMP, ContextTokens, GeneratedTokens.")
     ] = None,
     histogram: Annotated[
-        Path | None, typer.Option(help='JSON: {"decode": {"29": 1200}, "mixed": {"173": 40}}.')
+        str | None,
+        typer.Option(
+            help='Steps by size: {"decode": {"29": 1200}, "mixed": {"173": 40}}, or what an engine tells, as '
+            "JSON of generate, of stats or of LLM.stats(), a manifest, or a file of JsonLinesSink."
+        ),
     ] = None,
     max_graphs: Annotated[int, typer.Option(help="Graphs of each kind of step.")] = 16,
-    memory_budget_mib: Annotated[float | None, typer.Option(help="For the graphs of each kind.")] = None,
-    capture_seconds: Annotated[float | None, typer.Option(help="To capture the graphs of each kind.")] = None,
-    graph_mib: Annotated[float, typer.Option(help="Memory of one more graph.")] = 2.0,
-    kv_bytes_per_token: Annotated[int, typer.Option(help="Of the model: prices memory in KV tokens.")] = 0,
+    memory_budget_mib: Annotated[float | None, typer.Option(help="For all graphs together.")] = None,
+    capture_seconds: Annotated[float | None, typer.Option(help="To capture all graphs.")] = None,
+    graph_mib: Annotated[
+        float | None, typer.Option(help="Memory of a graph; by default 2, as of a 1B model on an H200.")
+    ] = None,
+    prices: Annotated[
+        Path | None,
+        typer.Option(help="What graphs cost: a manifest, or the JSON of memory or generate; instead of --graph-mib."),
+    ] = None,
+    kv_bytes_per_token: Annotated[int | None, typer.Option(help="Of a model: prices memory in KV tokens.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Whose KV tokens are lost: a hub name, folder or .gguf file.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Of its KV cache; by default the checkpoint's.")] = None,
     chunk_tokens: Annotated[int, typer.Option(help="Tokens in one step of the trace's service.")] = _CHUNK_TOKENS,
     max_num_reqs: Annotated[int, typer.Option(help="Requests that run at once in it.")] = _MAX_NUM_REQS,
     load_factor: Annotated[float, typer.Option(help="3 plays the trace three times as fast.")] = _LOAD_FACTOR,
     cost: Annotated[
-        Path | None, typer.Option(help='JSON: {"hardware": ..., "decode": {"1": ms}, "mixed": {"16": ms}}.')
+        Path | None,
+        typer.Option(
+            help="Measured times: a file of `explain --measure --costs`, or JSON "
+            '{"hardware": ..., "decode": {"1": ms}, "mixed": {"16": ms}}.'
+        ),
+    ] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="Whose costs to take, where --cost has those of several: breakable, fx, ...")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the sizes as settings for an engine (JSON).")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write the traffic and the buckets as a picture (PNG).")] = None,
@@ -48,12 +73,14 @@ def plan(
 ) -> None:
     """Choose bucket sizes for the traffic of a trace or a histogram."""
     if (trace is None) == (histogram is None):
-        raise ConfigError("give either --trace or --histogram", fix="name one CSV trace or one JSON histogram")
+        raise ConfigError("give either --trace or --histogram", fix="name one CSV trace, or one file of steps by size")
     if not 0 < load_factor < float("inf"):
         raise ConfigError(f"--load-factor is {load_factor:g}", fix="use a number above 0; 1 is the trace as it was")
     for name, value in (("chunk_tokens", chunk_tokens), ("max_num_reqs", max_num_reqs)):
         if value < 1:
             raise ConfigError(f"{name} is {value}", fix="use 1 or more")
+    if partition is not None and cost is None:
+        raise ConfigError("--partition goes with --cost", fix="name a file of measured costs too")
     if histogram is not None:
         for name, given, default in (
             ("chunk_tokens", chunk_tokens, _CHUNK_TOKENS),
@@ -62,10 +89,13 @@ def plan(
         ):
             if given != default:
                 raise ConfigError(f"{name} goes with --trace", fix="leave it out: a histogram has steps already")
-    from ostinato.runtime import GraphPrice, plan_traffic
+    check_outputs(out=out, plot=plot)
+    from ostinato.runtime import plan_traffic
 
+    price = _price(prices, graph_mib=graph_mib, kv_bytes_per_token=kv_bytes_per_token, model=model, dtype=dtype)
+    costs = None if cost is None else read_cost_curves(cost, partition=partition)
     if histogram is not None:
-        traffic = _histogram(histogram)
+        traffic = read_histogram(histogram)
     else:
         assert trace is not None
         traffic = _of_trace(trace, chunk_tokens=chunk_tokens, max_num_reqs=max_num_reqs, load_factor=load_factor)
@@ -74,8 +104,8 @@ def plan(
         max_graphs=max_graphs,
         memory_budget_mib=memory_budget_mib,
         capture_seconds=capture_seconds,
-        price=GraphPrice(mib=graph_mib, kv_bytes_per_token=kv_bytes_per_token),
-        costs=None if cost is None else _costs(cost),
+        price=price,
+        costs=costs,
     )
     if out is not None:
         _write(out, json.dumps(_settings(document), indent=2) + "\n")
@@ -84,7 +114,7 @@ def plan(
     if as_json:
         print_json(document)
     else:
-        _show(document)
+        show_plan(document)
 
 
 def _of_trace(path: Path, *, chunk_tokens: int, max_num_reqs: int, load_factor: float) -> TrafficHistogram:
@@ -95,40 +125,36 @@ def _of_trace(path: Path, *, chunk_tokens: int, max_num_reqs: int, load_factor: 
     return traffic_of(read_trace(path, speed=load_factor), model)
 
 
-def _histogram(path: Path) -> TrafficHistogram:
-    from ostinato.runtime import TrafficHistogram
+def _price(
+    prices: Path | None,
+    *,
+    graph_mib: float | None,
+    kv_bytes_per_token: int | None,
+    model: str | None,
+    dtype: str | None,
+) -> GraphPrice:
+    from ostinato.runtime import GraphPrice
 
-    return TrafficHistogram.from_dict(read_json(path))
-
-
-def _costs(path: Path) -> dict[str, CostCurve]:
-    from ostinato.runtime import CostCurve
-
-    document = read_json(path)
-    if not isinstance(document, dict) or not isinstance(document.get("hardware"), str):
-        raise ConfigError(
-            f"{path} does not say where it was measured", fix='write {"hardware": "NVIDIA H200", "decode": {"1": 0.8}}'
-        )
-    here = _gpu_name()
-    if here is not None and here != document["hardware"]:
-        raise ConfigError(
-            f"{path} was measured on {document['hardware']}, and this is {here}",
-            fix="measure here: graphs and padding cost something else on each device",
-            expected=here,
-            got=document["hardware"],
-        )
-    return {kind: CostCurve(document[kind]) for kind in ("decode", "mixed") if kind in document}
-
-
-def _gpu_name() -> str | None:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    if prices is not None and graph_mib is not None:
+        raise ConfigError("--prices and --graph-mib both price a graph", fix="leave out one of the two")
+    if model is not None and kv_bytes_per_token is not None:
+        raise ConfigError("--model and --kv-bytes-per-token both price a token", fix="leave out one of the two")
+    if dtype is not None and model is None:
+        raise ConfigError("--dtype goes with --model", fix="name the model, or leave it out")
+    mib, seconds = (graph_mib, None) if prices is None else read_graph_price(prices)
+    default = GraphPrice()
+    if prices is not None and seconds is None:
+        typer.echo(f"{prices} has no capture times: {default.capture_seconds:g} s a graph are assumed", err=True)
+    return GraphPrice(
+        mib=default.mib if mib is None else mib,
+        capture_seconds=default.capture_seconds if seconds is None else seconds,
+        kv_bytes_per_token=(kv_bytes_per_token or 0) if model is None else kv_bytes_of(model, dtype=dtype or "auto"),
+    )
 
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        replace_file(path, text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}", fix="name a file that can be written") from error
 
@@ -149,27 +175,3 @@ def _draw(traffic: TrafficHistogram, document: dict[str, Any], path: Path) -> No
         draw_traffic({kind: getattr(traffic, kind) for kind in ("decode", "mixed")}, document, path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error}", fix="name a file that can be written") from error
-
-
-def _show(document: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    for kind in ("decode", "mixed"):
-        found = document[kind]
-        unit = "requests" if kind == "decode" else "tokens"
-        if found is None:
-            console.print(f"no {kind} steps")
-            continue
-        percentiles = ", ".join(f"{name.upper()} {size}" for name, size in found["percentiles"].items())
-        table = Table("ladder", "graphs", "padding %", "eager %", title_justify="left")
-        table.title = f"{found['steps']} {kind} steps ({unit}: {percentiles})"
-        rows = {"this plan": found, **{name: peer[kind] for name, peer in document["peers"].items() if kind in peer}}
-        for name, row in rows.items():
-            table.add_row(name, str(row["graphs"]), f"{row['pad_percent']:.2f}", f"{row['miss_percent']:.2f}")
-        console.print(table)
-        console.print(f"sizes: {', '.join(map(str, found['sizes']))}", highlight=False, soft_wrap=True)
-        lost = found["kv_tokens_lost"]
-        price = f"about {found['memory_mib']:g} MiB and {found['capture_seconds']:g} s to capture"
-        console.print(price + ("" if lost is None else f", {lost} KV tokens"), highlight=False)

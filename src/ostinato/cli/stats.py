@@ -13,7 +13,9 @@ import typer
 
 from ostinato.cli.options import Json
 from ostinato.cli.output import be_lenient, print_json
+from ostinato.cli.size_suggestion import show_suggestion, suggestion_of
 from ostinato.cli.tables import dispatch_table
+from ostinato.cli.traffic_input import is_address
 from ostinato.errors import ConfigError
 from ostinato.telemetry import read_json_lines, read_metrics
 
@@ -28,15 +30,28 @@ _TABLE_COLUMNS = 112
 def stats(
     source: Annotated[str, typer.Argument(help="A file of JsonLinesSink, or http://HOST:PORT/metrics.")],
     watch: Annotated[float | None, typer.Option(help="Look again every so many seconds, until interrupted.")] = None,
+    suggest: Annotated[
+        bool, typer.Option("--suggest", help="Say which sizes would suit these steps better; also of stats as JSON.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show what an engine's steps did: modes, buckets, reasons, padding, times, graphs never used, failures.
 
     SOURCE is the file that `JsonLinesSink(path)` writes, or the address that `PrometheusSink().serve(port)` answers.
+    With `--suggest` it is that file, or what this command or `LLM.stats()` gave as JSON.
     """
     if watch is not None and not 0 < watch < float("inf"):
         raise ConfigError(f"--watch is {watch:g}", fix="use a number of seconds above 0")
+    if suggest and watch is not None:
+        raise ConfigError("--suggest looks once", fix="leave out --watch")
     be_lenient()
+    if suggest:
+        found = suggestion_of(source)
+        if as_json:
+            print_json({"source": source, "suggestion": found.to_dict()})
+        else:
+            show_suggestion(found)
+        return
     while True:
         document = {"source": source, **_read(source)}
         if not as_json:
@@ -51,7 +66,7 @@ def stats(
 
 
 def _read(source: str) -> dict[str, Any]:
-    if source.lower().startswith(("http://", "https://")):
+    if is_address(source):
         return read_metrics(_fetched(source), name=source)
     try:
         with open(source, encoding="utf-8") as file:

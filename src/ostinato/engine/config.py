@@ -33,6 +33,10 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "dispatch": ("auto", "order", "measured"),
     "attention": ("auto", "torch", "triton", "flashinfer"),
 }
+_LADDERS: Final[dict[str, tuple[str, ...]]] = {  # by name; `runtime.preset_within` knows their sizes
+    "decode_sizes": ("vllm", "sglang", "tensorrt-llm"),
+    "token_sizes": ("vllm", "sglang"),
+}
 _COUNTS: Final = (
     "page_size",
     "max_model_len",
@@ -116,8 +120,10 @@ class EngineConfig:
         max_num_reqs: requests that may run at once.
         max_num_batched_tokens: tokens in one step; longer prompts are split into chunks.
         kv_tokens: capacity of the KV cache in tokens; None takes it from free memory.
-        decode_sizes: batch sizes (requests) to capture for decode, sorted; None takes the default ladder.
-        token_sizes: token counts to capture for mixed steps, sorted; None takes the default ladder.
+        decode_sizes: batch sizes (requests) to capture for decode, sorted; "vllm", "sglang" or "tensorrt-llm" takes
+            that engine's default ladder as far as `max_num_reqs`; None takes ours.
+        token_sizes: token counts to capture for mixed steps, sorted; "vllm" or "sglang" takes that engine's as far as
+            `max_num_batched_tokens`; None takes ours.
         seed: for dummy weights and for requests without a seed of their own.
 
     Raises:
@@ -154,8 +160,8 @@ class EngineConfig:
     max_num_reqs: int | None = None
     max_num_batched_tokens: int | None = None
     kv_tokens: int | None = None
-    decode_sizes: tuple[int, ...] | None = None
-    token_sizes: tuple[int, ...] | None = None
+    decode_sizes: tuple[int, ...] | str | None = None
+    token_sizes: tuple[int, ...] | str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -298,12 +304,16 @@ def _resolve_dtype(device_kind: str, checkpoint_dtype: str) -> tuple[str, str]:
     return "bfloat16", f"the checkpoint's {checkpoint_dtype} is not a compute dtype here"
 
 
-def _sizes(config: EngineConfig, name: str, limit_name: str) -> tuple[int, ...] | None:
-    """The sizes sorted and without repeats, each checked against the limit when that is known."""
+def _sizes(config: EngineConfig, name: str, limit_name: str) -> tuple[int, ...] | str | None:
+    """A ladder's name, or the sizes sorted and without repeats, each checked against the limit when that is known."""
     given, limit = getattr(config, name), getattr(config, limit_name)
     if given is None:
         return None
-    if isinstance(given, str | bytes) or not hasattr(given, "__iter__"):
+    if isinstance(given, str):
+        if given not in _LADDERS[name]:
+            raise UnknownNameError.of(name, given, list(_LADDERS[name]))
+        return given
+    if isinstance(given, bytes) or not hasattr(given, "__iter__"):
         message, fix = f"{name} must be a tuple of sizes", f"set {name} accordingly, such as (1, 8, 64)"
         raise ConfigError(message, fix=fix, field=name, got=repr(given))
     for size in (sizes := tuple(given)):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import Final
 
 __all__ = ["CaptureSupport", "Compiler", "GraphKey", "LiveBatch", "Mode", "Partition", "Phase", "RuntimeMode", "Veto"]
 
@@ -101,6 +102,16 @@ class LiveBatch:
     """Why, in the words of whoever forbids it; shown by `explain`."""
 
 
+_SIZE_NAMES: Final = {
+    "tokens": "num_tokens",
+    "reqs": "num_reqs",
+    "query_len": "uniform_query_len",
+    "kv_tier": "kv_tier",
+    "loras": "num_active_loras",
+}
+"""In the text of a key -> field."""
+
+
 @dataclass(frozen=True, slots=True, order=False, kw_only=True)
 class GraphKey:
     """What a captured graph is valid for. None means "any".
@@ -124,6 +135,21 @@ class GraphKey:
         else:
             name = "full" if self.uniform_query_len is None else "full decode"
         return f"{name} {self.variant}" if self.variant else name
+
+    @classmethod
+    def parse(cls, text: str) -> GraphKey:
+        """The key that reads ``text``, as events and files name it.
+
+        Raises:
+            ValueError: none does.
+        """
+        mode, _, rest = text.partition(" ")
+        rest, has_variant, variant = rest.partition(" variant=")
+        parts = dict(part.split("=", 1) for part in rest.split())
+        sizes = {field: int(parts.pop(name)) for name, field in _SIZE_NAMES.items() if name in parts}
+        if parts or "num_tokens" not in sizes or (has_variant and not variant):
+            raise ValueError(f"{text!r} is no key")
+        return cls(runtime_mode=RuntimeMode(mode), variant=variant, **sizes)  # type: ignore[arg-type]  # no mode among sizes
 
     def __str__(self) -> str:
         parts = [self.runtime_mode.value, f"tokens={self.num_tokens}"]

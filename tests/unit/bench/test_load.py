@@ -69,7 +69,13 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: str, column: str) -> No
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("TIMESTAMP,Tokens\n", "ContextTokens"), (HEAD, "no requests"), ("\x00", "lacks"), ("", "lacks")],
+    [
+        ("TIMESTAMP,Tokens\n", "line 1 of the trace .* lacks the columns ContextTokens"),
+        (HEAD, "no requests: it ends after line 1"),
+        (HEAD + "\n\n", "no requests: it ends after line 3"),
+        ("\x00", "lacks"),
+        ("", "lacks"),
+    ],
 )
 def test_a_trace_without_columns_or_requests_is_refused(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):

@@ -28,8 +28,8 @@ def options_of(name: str) -> set[str]:
     return {option for parameter in load_command(name).params for option in parameter.opts}
 
 
-RUNS_A_MODEL = [name for name in COMMANDS if {"--model", "--load-format"} & options_of(name)]
-"""The doctor's target may be a model, which it loads."""
+RUNS_A_MODEL = [name for name in COMMANDS if {"--device", "--load-format"} & options_of(name)]
+"""The doctor's target may be a model, which it loads; `plan` only reads a model's config."""
 ARGUMENTS = {"doctor": ["no/such/model"], "bench": ["decode"]}
 
 

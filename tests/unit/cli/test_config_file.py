@@ -48,8 +48,9 @@ def test_what_a_plan_writes_is_taken(fake_llm: Any, ostinato_command: Command, t
         ({"zzz": 1}, "valid: compile_max_tokens"),
         ({"kv_tokens": 64}, "sets 'kv_tokens', for which there is an option\n  fix: give --kv-tokens instead"),
         ({"max_num_req": 1}, "did you mean 'max_num_reqs'"),
-        ({"decode_sizes": [0]}, "decode_sizes"),
-        ({"decode_sizes": 4}, "decode_sizes"),
+        ({"decode_sizes": [0]}, "'decode_sizes' must be an integer >= 1"),
+        ({"decode_sizes": 4}, "set 'decode_sizes' accordingly"),
+        ({"token_sizes": "vlm"}, "unknown 'token_sizes' 'vlm'"),
     ],
 )
 def test_bad_files(

@@ -257,3 +257,19 @@ def test_an_output_encoding_that_lacks_the_text(
     assert ostinato_command("generate", "--prompt", "你好 caf\u00e9", *options) == 0
     sys.stdout.flush()
     assert b"\\u4f60\\u597d" in raw.getvalue()
+
+
+def test_sizes_and_whose_ladder(fake_llm: Any, ostinato_command: Command, capsys: Any, tmp_path: Path) -> None:
+    arguments = ("generate", "--prompt", "a b")
+    assert ostinato_command(*arguments, "--decode-sizes", "vllm", "--token-sizes", "64, 16") == 0
+    config = fake_llm.opened[0].config
+    assert (config.decode_sizes, config.token_sizes) == ("vllm", (16, 64))
+    assert ostinato_command(*arguments, "--token-sizes", "tensorrt-llm") == 2
+    err = capsys.readouterr().err
+    assert "unknown --token-sizes 'tensorrt-llm'" in err and "valid: sglang, vllm" in err
+    file = tmp_path / "sizes.json"
+    file.write_text('{"decode_sizes": "sglang"}')
+    assert ostinato_command(*arguments, "--config", str(file)) == 0
+    assert fake_llm.opened[-1].config.decode_sizes == "sglang"
+    assert ostinato_command(*arguments, "--config", str(file), "--decode-sizes", "1,2") == 2
+    assert "give --decode-sizes instead" in capsys.readouterr().err

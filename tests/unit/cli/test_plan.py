@@ -35,6 +35,12 @@ def run_cli(ostinato_command: Callable[..., int], capsys: pytest.CaptureFixture[
     return run
 
 
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with a GPU too."""
+    monkeypatch.setattr("ostinato.cli.cost_input._gpu_name", lambda: None)
+
+
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     path = tmp_path / "trace.csv"
@@ -94,6 +100,42 @@ def test_bad_input(run_cli: Any, trace: Path, arguments: list[str], message: str
     assert result.code == 2 and message in result.err
 
 
+@pytest.mark.parametrize(
+    ("out", "plot", "message"),
+    [
+        ("s.json", "/nonexistent/x.png", "/nonexistent/x.png cannot be written: there is no folder /nonexistent"),
+        ("/nonexistent/s.json", "x.png", "/nonexistent/s.json cannot be written"),
+        ("s.json", ".", "it is a folder"),
+        ("s.json", "s.json", "--out and --plot name the same file"),
+    ],
+)
+def test_no_file_is_written_if_one_cannot_be(
+    run_cli: Any, trace: Path, tmp_path: Path, out: str, plot: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "out"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("ostinato.cli.plan._of_trace", lambda *_, **__: pytest.fail("it did not look before the work"))
+    result = run_cli("plan", "--trace", trace, "--out", out, "--plot", plot)
+    assert result.code == 2 and message in result.err
+    assert not list(folder.iterdir())
+
+
+def test_a_failed_writing_leaves_the_older_file(
+    run_cli: Any, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "s.json"
+    out.write_text("older")
+
+    def full(*_: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.replace", full)
+    result = run_cli("plan", "--trace", trace, "--out", out)
+    assert result.code == 2 and "no space left" in result.err
+    assert out.read_text() == "older" and [path.name for path in tmp_path.iterdir()].count("s.json") == 1
+
+
 def test_a_malformed_line_is_named(run_cli: Any, tmp_path: Path) -> None:
     path = tmp_path / "bad.csv"
     path.write_text(
@@ -108,10 +150,89 @@ def test_costs_of_another_gpu_are_refused(
 ) -> None:
     path = tmp_path / "cost.json"
     path.write_text('{"hardware": "NVIDIA H200", "decode": {"1": 0.8, "64": 1.3}}')
-    monkeypatch.setattr("ostinato.cli.plan._gpu_name", lambda: "NVIDIA L4")
+    monkeypatch.setattr("ostinato.cli.cost_input._gpu_name", lambda: "NVIDIA L4")
     result = run_cli("plan", "--trace", trace, "--cost", path)
     assert result.code == 2 and "measured on NVIDIA H200, and this is NVIDIA L4" in result.err
-    monkeypatch.setattr("ostinato.cli.plan._gpu_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr("ostinato.cli.cost_input._gpu_name", lambda: "NVIDIA H200")
     assert run_cli("plan", "--trace", trace, "--cost", path).code == 0
-    path.write_text('{"decode": {"1": 0.8}}')
-    assert "does not say where it was measured" in run_cli("plan", "--trace", trace, "--cost", path).err
+
+
+def test_costs_that_cannot_be_checked_are_said_to_be(
+    run_cli: Any, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cost.json"
+    path.write_text('{"hardware": "NVIDIA H200", "decode": {"1": 0.8, "64": 1.3}}')
+    result = run_cli("plan", "--trace", trace, "--cost", path, "--json")
+    assert result.code == 0 and "measured on NVIDIA H200: there is no GPU here to check that against" in result.err
+    units = {kind: json.loads(result.out)[kind]["cost_unit"] for kind in ("decode", "mixed")}
+    assert units == {"decode": "measured time", "mixed": "tokens"}
+    monkeypatch.setattr("ostinato.cli.cost_input._processor_name", lambda: "NVIDIA H200")
+    assert "no GPU" not in run_cli("plan", "--trace", trace, "--cost", path).err
+
+
+def costs_file(path: Path, *names: str) -> Path:
+    """As measured dispatch writes it: in "fx" graphs of 4 are as fast as those of 1, in "breakable" they are not."""
+    from ostinato.runtime import BatchKind, CostSample, CostTable, write_costs
+
+    def table(cheap: float) -> CostTable:
+        ways = {"full decode graph": {1: 1.0, 4: cheap, 8: 9.0}, "eager": {1: 0.1, 8: 0.1}}
+        return CostTable(
+            tuple(
+                CostSample(kind=BatchKind(uniform_query_len=1), way=way, size=size, ms=ms)
+                for way, points in ways.items()
+                for size, ms in points.items()
+            )
+        )
+
+    write_costs(path, {name: table(1.0 if name == "fx" else 4.0) for name in names}, origin={"hardware": "NVIDIA H200"})
+    return path
+
+
+def test_the_file_of_measured_dispatch_decides(run_cli: Any, tmp_path: Path) -> None:
+    histogram = tmp_path / "h.json"
+    histogram.write_text('{"decode": {"1": 10, "4": 10, "8": 1}}')
+
+    def sizes(*arguments: Any) -> list[int]:
+        result = run_cli("plan", "--histogram", histogram, "--cost", *arguments, "--json")
+        assert result.code == 0, result.err
+        found: list[int] = json.loads(result.out)["decode"]["sizes"]
+        return found
+
+    assert sizes(costs_file(tmp_path / "one.json", "fx")) == [4, 8]
+    both = costs_file(tmp_path / "both.json", "breakable", "fx")
+    assert sizes(both, "--partition", "fx") == [4, 8]
+    assert sizes(both, "--partition", "breakable") == [1, 4, 8]
+    result = run_cli("plan", "--histogram", histogram, "--cost", both)
+    assert result.code == 2 and "has the costs of breakable, fx" in result.err and "--partition" in result.err
+    result = run_cli("plan", "--histogram", histogram, "--cost", both, "--partition", "fy")
+    assert result.code == 2 and "'fy'" in result.err and "valid: breakable, fx" in result.err
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ([], "does not say where it was measured"),
+        ({"decode": {"1": 0.8}}, "does not say where it was measured"),
+        ({"hardware": "H"}, "has no costs"),
+        ({"hardware": "H", "decode": [1]}, "'decode' must map sizes to times"),
+        ({"hardware": "H", "decode": {"1": -1}}, "the cost curve has"),
+        ({"origin": {}, "tables": {}}, "does not say where it was measured"),
+        ({"origin": {"hardware": "H"}, "tables": {}}, "has the costs of no partition"),
+        ({"origin": {"hardware": "H"}, "tables": {"fx": []}}, "table 'fx': no graph was measured"),
+        ({"origin": {"hardware": "H"}, "tables": {"fx": 3}}, "is no file of measured costs"),
+        ({"tables": {"fx": []}}, "it has no origin and tables"),
+    ],
+)
+def test_bad_costs(run_cli: Any, trace: Path, tmp_path: Path, document: Any, message: str) -> None:
+    path = tmp_path / "cost.json"
+    path.write_text(json.dumps(document))
+    result = run_cli("plan", "--trace", trace, "--cost", path)
+    assert result.code == 2 and message in result.err
+
+
+def test_a_partition_needs_costs_of_several(run_cli: Any, trace: Path, tmp_path: Path) -> None:
+    assert "--partition goes with --cost" in run_cli("plan", "--trace", trace, "--partition", "fx").err
+    path = tmp_path / "cost.json"
+    path.write_text('{"hardware": "H", "decode": {"1": 0.8}}')
+    result = run_cli("plan", "--trace", trace, "--cost", path, "--partition", "fx")
+    assert result.code == 2 and "one curve for each kind" in result.err

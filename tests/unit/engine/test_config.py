@@ -9,6 +9,7 @@ import pytest
 
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig, resolve_engine_config
 from ostinato.errors import ConfigError, UnknownNameError
+from ostinato.runtime.planning import PRESETS, preset_ladder
 
 
 def test_defaults_name_the_default_model_and_leave_the_rest_to_be_resolved() -> None:
@@ -35,6 +36,9 @@ def test_every_mode_is_accepted(mode: str) -> None:
         ("device", "cuda:x", "cuda:N"),
         ("device", "cudaa", "cuda"),
         ("mode", None, "piecewise"),
+        ("decode_sizes", "vlm", "vllm"),
+        ("token_sizes", "12", "sglang"),
+        ("token_sizes", "tensorrt-llm", "sglang"),
     ],
 )
 def test_unknown_names_list_the_valid_ones(field: str, value: Any, valid: str) -> None:
@@ -42,6 +46,16 @@ def test_unknown_names_list_the_valid_ones(field: str, value: Any, valid: str) -
         EngineConfig(**{field: value})
     assert field in str(caught.value)
     assert valid in caught.value.fix
+
+
+def test_the_ladders_names_are_those_that_the_runtime_knows() -> None:
+    for field, kind in (("decode_sizes", "decode"), ("token_sizes", "mixed")):
+        for name in PRESETS:
+            if preset_ladder(name, kind, largest=1):
+                assert getattr(EngineConfig(**{field: name}), field) == name
+            else:
+                with pytest.raises(UnknownNameError):
+                    EngineConfig(**{field: name})
 
 
 def test_a_near_miss_is_suggested() -> None:
@@ -67,7 +81,7 @@ def test_a_near_miss_is_suggested() -> None:
         ("decode_sizes", (1, 0)),
         ("decode_sizes", (1, 2.0)),
         ("decode_sizes", 4),
-        ("token_sizes", "12"),
+        ("token_sizes", b"12"),
     ],
 )
 def test_values_out_of_range_name_the_field_and_the_value(field: str, value: Any) -> None:

@@ -41,3 +41,24 @@ def test_support_levels_are_ordered():
         < CaptureSupport.UNIFORM_BATCH
         < CaptureSupport.ALWAYS
     )
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        GraphKey(runtime_mode=RuntimeMode.PIECEWISE, num_tokens=64),
+        GraphKey(runtime_mode=RuntimeMode.FULL, num_tokens=8, num_reqs=4, uniform_query_len=2, kv_tier=256),
+        GraphKey(runtime_mode=RuntimeMode.FULL, num_tokens=8, num_active_loras=3, variant="a b=c variant=d"),
+    ],
+    ids=str,
+)
+def test_a_key_can_be_read_from_its_text(key: GraphKey) -> None:
+    assert GraphKey.parse(str(key)) == key
+
+
+@pytest.mark.parametrize(
+    "text", ["", "FULL", "FULL reqs=3", "FUL tokens=3", "FULL tokens=x", "FULL tokens=3 more=4", "FULL tokens=3 reqs"]
+)
+def test_other_text_is_no_key(text: str) -> None:
+    with pytest.raises(ValueError):
+        GraphKey.parse(text)

@@ -18,7 +18,7 @@ from ostinato._whole_file import replace_file
 from ostinato.errors import ConfigError, ForeignCostsError
 from ostinato.runtime.dispatch.costs import CostTable, compare_costs
 
-__all__ = ["check_costs_path", "read_costs", "write_costs"]
+__all__ = ["check_costs_path", "parse_costs", "read_costs", "write_costs"]
 
 
 def read_costs(path: Path | str, *, origin: Mapping[str, str]) -> dict[str, CostTable]:
@@ -31,12 +31,7 @@ def read_costs(path: Path | str, *, origin: Mapping[str, str]) -> dict[str, Cost
         ConfigError: the file cannot be read, or is no such file.
         ForeignCostsError: it was measured elsewhere; the message names the first fact that differs, there and here.
     """
-    document = _read(Path(path))
-    found, tables = document.get("origin"), document.get("tables")
-    if not isinstance(found, dict) or not isinstance(tables, dict):
-        raise ConfigError(
-            f"{path} is no file of measured costs: it has no origin and tables", fix="name another file, or remove it"
-        )
+    found, tables = _parts(_read(Path(path)), path)
     for fact in {**origin, **found}:
         there, here = found.get(fact), origin.get(fact)
         if there != here:
@@ -46,14 +41,19 @@ def read_costs(path: Path | str, *, origin: Mapping[str, str]) -> dict[str, Cost
                 expected=here,
                 got=there,
             )
-    try:
-        return {name: CostTable.from_dict(entries) for name, entries in tables.items()}
-    except ConfigError as error:
-        raise ConfigError(
-            f"{path} is no file of measured costs: {error.message}",
-            fix="name another file, or remove it",
-            **error.context,
-        ) from error
+    return _tables(tables, path)
+
+
+def parse_costs(document: Mapping[str, Any], *, name: Path | str) -> tuple[dict[str, str], dict[str, CostTable]]:
+    """What the costs in ``document``, the contents of such a file, hold for, and all its tables by name.
+
+    Whoever asks judges where they hold; dispatch itself takes `read_costs`.
+
+    Raises:
+        ConfigError: it is no such file; the message calls it ``name``.
+    """
+    origin, tables = _parts(document, name)
+    return origin, _tables(tables, name)
 
 
 def write_costs(path: Path | str, tables: Mapping[str, CostTable], *, origin: Mapping[str, str]) -> None:
@@ -80,6 +80,26 @@ def check_costs_path(path: Path | str) -> None:
     path = Path(path)
     if path.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
         raise _unwritable(path, "it is a folder" if path.is_dir() else f"no files can be made in {path.parent}")
+
+
+def _parts(document: Mapping[str, Any], path: Path | str) -> tuple[dict[str, str], dict[str, Any]]:
+    origin, tables = document.get("origin"), document.get("tables")
+    if not isinstance(origin, dict) or not isinstance(tables, dict):
+        raise ConfigError(
+            f"{path} is no file of measured costs: it has no origin and tables", fix="name another file, or remove it"
+        )
+    return origin, tables
+
+
+def _tables(tables: Mapping[str, Any], path: Path | str) -> dict[str, CostTable]:
+    try:
+        return {name: CostTable.from_dict(entries) for name, entries in tables.items()}
+    except ConfigError as error:
+        raise ConfigError(
+            f"{path} is no file of measured costs: {error.message}",
+            fix="name another file, or remove it",
+            **error.context,
+        ) from error
 
 
 def _unwritable(path: Path, why: object) -> ConfigError:

@@ -6,10 +6,10 @@ from ostinato.runtime.planning.drift import PlannedSizes, SizeChange, SizeSugges
 from ostinato.runtime.planning.histogram import TrafficHistogram
 from ostinato.runtime.planning.ladders import decode_ladder, token_ladder
 from ostinato.runtime.planning.limits import largest_size
-from ostinato.runtime.planning.optimise import SizePlan, judge_sizes, optimise_sizes
+from ostinato.runtime.planning.optimise import SizeChoices, SizePlan, judge_sizes, optimise_sizes
 from ostinato.runtime.planning.plan import largest_first, plan_keys
-from ostinato.runtime.planning.presets import PRESETS, preset_ladder
-from ostinato.runtime.planning.pricing import GraphPrice, affordable_graphs
+from ostinato.runtime.planning.presets import PRESETS, preset_ladder, preset_within
+from ostinato.runtime.planning.pricing import GraphPrice, affordable_graphs, shared_out
 from ostinato.runtime.planning.traffic_plan import plan_traffic
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "GraphPrice",
     "PlannedSizes",
     "SizeChange",
+    "SizeChoices",
     "SizePlan",
     "SizeSuggestion",
     "TrafficHistogram",
@@ -31,6 +32,8 @@ __all__ = [
     "plan_keys",
     "plan_traffic",
     "preset_ladder",
+    "preset_within",
+    "shared_out",
     "suggest_change",
     "suggest_sizes",
     "token_ladder",

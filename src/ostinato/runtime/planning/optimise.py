@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ostinato.errors import ConfigError
 
-__all__ = ["SizePlan", "judge_sizes", "optimise_sizes"]
+__all__ = ["SizeChoices", "SizePlan", "judge_sizes", "optimise_sizes"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,38 +37,58 @@ class SizePlan:
     cost: float
 
 
-def optimise_sizes(counts: Mapping[int, int], *, max_graphs: int, cost: Callable[[int], float] = float) -> SizePlan:
-    """The cheapest at most ``max_graphs`` buckets; the largest live size is always one of them.
+class SizeChoices:
+    """The cheapest buckets of a histogram for every number of them, from one run of the programme.
 
     Args:
         counts: live size -> steps; not empty.
         max_graphs: at least 1.
         cost: of one step in a bucket of this size, finite and not falling as sizes grow; the default counts tokens.
 
+    Attributes:
+        costs: of the steps, with 1, 2, ... buckets; falls, and ends where one more would save nothing.
+
     Raises:
         ConfigError: no sizes, no graphs, or a cost that falls.
     """
-    live = sorted(size for size, count in counts.items() if count > 0)
-    if not live or max_graphs < 1:
-        raise ConfigError("there is nothing to plan", fix="give at least one live size and one graph")
-    costs = [cost(size) for size in live]
-    if any(later < earlier for earlier, later in itertools.pairwise(costs)):
-        raise ConfigError(
-            "the cost curve falls as sizes grow", fix="smooth the measurements, or take their running maximum"
-        )
-    running = [0]
-    for size in live:
-        running.append(running[-1] + counts[size])
-    num_sizes = len(live)
-    best = [costs[j] * running[j + 1] for j in range(num_sizes)]  # one bucket
-    choices: list[list[int]] = []
-    for _ in range(1, min(max_graphs, num_sizes)):
-        following, chosen = _one_more_bucket(best, costs, running)
-        if following[-1] >= best[-1]:
-            break
-        best = following
-        choices.append(chosen)
-    return judge_sizes(counts, _walk_back(live, choices), cost=cost)
+
+    def __init__(self, counts: Mapping[int, int], *, max_graphs: int, cost: Callable[[int], float] = float) -> None:
+        live = sorted(size for size, count in counts.items() if count > 0)
+        if not live or max_graphs < 1:
+            raise ConfigError("there is nothing to plan", fix="give at least one live size and one graph")
+        costs = [cost(size) for size in live]
+        if any(later < earlier for earlier, later in itertools.pairwise(costs)):
+            raise ConfigError(
+                "the cost curve falls as sizes grow", fix="smooth the measurements, or take their running maximum"
+            )
+        running = [0]
+        for size in live:
+            running.append(running[-1] + counts[size])
+        best = [costs[j] * running[j + 1] for j in range(len(live))]  # one bucket
+        totals = [best[-1]]
+        choices: list[list[int]] = []
+        for _ in range(1, min(max_graphs, len(live))):
+            best, chosen = _one_more_bucket(best, costs, running)
+            if best[-1] >= totals[-1]:
+                break
+            totals.append(best[-1])
+            choices.append(chosen)
+        self.costs = tuple(totals)
+        self._counts, self._cost, self._live, self._choices = counts, cost, live, choices
+
+    def plan(self, num_graphs: int) -> SizePlan:
+        """The cheapest so many buckets; the largest live size is always one of them."""
+        sizes = _walk_back(self._live, self._choices[: num_graphs - 1])
+        return judge_sizes(self._counts, sizes, cost=self._cost)
+
+
+def optimise_sizes(counts: Mapping[int, int], *, max_graphs: int, cost: Callable[[int], float] = float) -> SizePlan:
+    """The cheapest at most ``max_graphs`` buckets; the largest live size is always one of them.
+
+    Arguments and errors are those of `SizeChoices`.
+    """
+    choices = SizeChoices(counts, max_graphs=max_graphs, cost=cost)
+    return choices.plan(len(choices.costs))
 
 
 def judge_sizes(counts: Mapping[int, int], sizes: Sequence[int], *, cost: Callable[[int], float] = float) -> SizePlan:

@@ -1,13 +1,17 @@
-"""What graphs cost beside padding: how many a budget of memory and capture time allows. Pure arithmetic."""
+"""What graphs cost beside padding: how many a budget of memory and capture time allows, and which kind of step gets
+them. Pure arithmetic.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ostinato.errors import ConfigError
 
-__all__ = ["GraphPrice", "affordable_graphs"]
+__all__ = ["GraphPrice", "affordable_graphs", "shared_out"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,18 +39,37 @@ class GraphPrice:
         """KV tokens that the memory of so many graphs would have held."""
         return None if not self.kv_bytes_per_token else int(num_graphs * self.mib * 2**20 // self.kv_bytes_per_token)
 
+    def told(self, num_graphs: int) -> dict[str, Any]:
+        """``{"memory_mib", "capture_seconds", "kv_tokens_lost"}`` of so many graphs."""
+        return {
+            "memory_mib": round(num_graphs * self.mib, 1),
+            "capture_seconds": round(num_graphs * self.capture_seconds, 2),
+            "kv_tokens_lost": self.kv_tokens(num_graphs),
+        }
+
 
 def affordable_graphs(
-    price: GraphPrice, *, max_graphs: int, memory_budget_mib: float | None, capture_seconds: float | None
+    price: GraphPrice,
+    *,
+    max_graphs: int,
+    memory_budget_mib: float | None,
+    capture_seconds: float | None,
+    num_kinds: int = 1,
 ) -> int:
-    """Graphs that all budgets allow.
+    """Graphs that all budgets allow, those of all kinds of step together.
+
+    Args:
+        max_graphs: of each kind.
+        memory_budget_mib: for all of them.
+        capture_seconds: to capture all of them.
+        num_kinds: kinds of step, each of which needs a graph.
 
     Raises:
-        ConfigError: a budget is not positive, or allows no graph at all; it says which and how much one needs.
+        ConfigError: a budget is not positive, or does not allow each kind a graph; it says which and what that needs.
     """
-    allowed = max_graphs
+    allowed = max_graphs * num_kinds
     for name, budget, each in (
-        ("max_graphs", float(max_graphs), 1.0),
+        ("max_graphs", float(max_graphs * num_kinds), 1.0),
         ("memory_budget_mib", memory_budget_mib, price.mib),
         ("capture_seconds", capture_seconds, price.capture_seconds),
     ):
@@ -54,5 +77,35 @@ def affordable_graphs(
             continue
         if not budget >= each:  # not a number is none either
             raise ConfigError(f"{name} of {budget:g} allows no graph", fix=f"one graph needs {each:g}", field=name)
+        if budget < each * num_kinds:
+            raise ConfigError(
+                f"{name} of {budget:g} allows fewer graphs than there are kinds of step",
+                fix=f"one graph of each of {num_kinds} kinds needs {each * num_kinds:g}",
+                field=name,
+            )
         allowed = int(min(allowed, budget / each))
     return allowed
+
+
+def shared_out(costs: Mapping[str, Sequence[float]], allowed: int) -> dict[str, int]:
+    """Graphs for each kind of step, ``allowed`` in all, so that all steps together cost least. Exact.
+
+    With two kinds there are as many ways to share as graphs, and all are compared: gains need not fall with each graph.
+
+    Args:
+        costs: kind -> cost of its steps with 1, 2, ... graphs, falling, in one unit; one kind or two.
+        allowed: at least one for each kind.
+    """
+    first, *others = costs
+    if not others:
+        return {first: min(allowed, len(costs[first]))}
+    (second,) = others
+
+    def rest(num_first: int) -> int:
+        return min(allowed - num_first, len(costs[second]))
+
+    num_first = min(
+        range(1, min(allowed - 1, len(costs[first])) + 1),
+        key=lambda n: (costs[first][n - 1] + costs[second][rest(n) - 1], n),
+    )
+    return {first: num_first, second: rest(num_first)}

@@ -46,3 +46,11 @@ def test_the_ladder_ends_where_the_device_computes_longer_than_the_host_launches
     config, _ = resolve_engine_config(EngineConfig(), "cuda", 2048, "bfloat16")
     assert model.layer_weights == weights
     assert graph_settings(config, "cuda", model).max_captured_size == largest
+
+
+def test_ladders_of_others_end_at_the_engines_limits() -> None:
+    asked = EngineConfig(decode_sizes="vllm", token_sizes="sglang", max_num_reqs=20, max_num_batched_tokens=100)
+    config, _ = resolve_engine_config(asked, "cpu", 2048, "float32")
+    settings = graph_settings(config, "cpu", ModelConfig.from_hf(LLAMA_1B))
+    assert settings.decode_sizes == (1, 2, 4, 8, 16, 20)
+    assert settings.sizes == (4, 8, 12, 16, 20, 24, 28, 32, 48, 64, 80, 96, 100)

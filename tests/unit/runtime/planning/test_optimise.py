@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.errors import ConfigError
-from ostinato.runtime.planning import judge_sizes, optimise_sizes
+from ostinato.runtime.planning import SizeChoices, judge_sizes, optimise_sizes, shared_out
 
 HISTOGRAMS = st.dictionaries(st.integers(1, 80), st.integers(1, 500), min_size=1, max_size=9)
 CURVES = {
@@ -44,6 +44,29 @@ def test_enough_graphs_waste_nothing(counts):
     assert plan.sizes == tuple(sorted(counts)) and plan.pad_percent == 0
 
 
+@given(counts=HISTOGRAMS, curve=st.sampled_from(sorted(CURVES)))
+def test_one_run_knows_every_number_of_buckets(counts, curve):
+    choices = SizeChoices(counts, max_graphs=5, cost=CURVES[curve])
+    for num_graphs, cost in enumerate(choices.costs, start=1):
+        plan = choices.plan(num_graphs)
+        assert len(plan.sizes) == num_graphs and plan.cost == pytest.approx(cost, rel=1e-9)
+        assert cost == pytest.approx(brute_force(counts, num_graphs, CURVES[curve]), rel=1e-9)
+
+
+@given(first=HISTOGRAMS, second=HISTOGRAMS, allowed=st.integers(2, 9))
+def test_no_way_to_share_graphs_is_cheaper(first, second, allowed):
+    costs = {"decode": SizeChoices(first, max_graphs=6).costs, "mixed": SizeChoices(second, max_graphs=6).costs}
+    shares = shared_out(costs, allowed)
+    assert sum(shares.values()) <= allowed and min(shares.values()) >= 1
+    best = min(
+        costs["decode"][n - 1] + costs["mixed"][m - 1]
+        for n in range(1, len(costs["decode"]) + 1)
+        for m in range(1, len(costs["mixed"]) + 1)
+        if n + m <= allowed
+    )
+    assert costs["decode"][shares["decode"] - 1] + costs["mixed"][shares["mixed"] - 1] == best
+
+
 def test_a_graph_that_saves_nothing_is_not_taken():
     assert optimise_sizes({1: 5, 2: 5, 9: 5}, max_graphs=3, cost=lambda n: 7.0).sizes == (9,)
 
@@ -56,14 +79,21 @@ def test_given_sizes_are_judged():
     assert judge_sizes({3: 1}, []).miss_percent == 100
 
 
-@pytest.mark.slow
-def test_ten_thousand_sizes_take_seconds():
+@pytest.mark.parametrize(
+    ("max_graphs", "most_seconds"), [(16, 2.0), pytest.param(64, 6.0, marks=pytest.mark.slow)], ids=["16", "64"]
+)
+def test_ten_thousand_sizes_take_seconds(max_graphs, most_seconds):
     rng = random.Random(0)
     counts = {size: rng.randint(1, 1000) for size in range(1, 10_001)}
-    began = time.perf_counter()
-    plan = optimise_sizes(counts, max_graphs=64)
-    assert time.perf_counter() - began < 6, "1.5 s on an idle core"
-    assert len(plan.sizes) == 64
+    seconds = []
+    for _ in range(3):  # others on this machine only ever make it slower
+        began = time.perf_counter()
+        plan = optimise_sizes(counts, max_graphs=max_graphs)
+        seconds.append(time.perf_counter() - began)
+        if seconds[-1] <= most_seconds:
+            break
+    assert min(seconds) <= most_seconds
+    assert len(plan.sizes) == max_graphs
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from ostinato.errors import ConfigError, UnknownNameError
 from ostinato.runtime import CostCurve, GraphPrice, TrafficHistogram, plan_traffic
-from ostinato.runtime.planning import affordable_graphs, preset_ladder
+from ostinato.runtime.planning import affordable_graphs, preset_ladder, preset_within
 
 DOCUMENT = {"decode": {"1": 50, "2": 30, "7": 15, "29": 5}, "mixed": {"173": 40, "512": 2}}
 
@@ -93,6 +93,41 @@ def test_budgets_limit_the_graphs():
             affordable_graphs(price, **{**budgets, name: value})
 
 
+def test_a_budget_holds_for_both_kinds_together():
+    """Mixed steps have more to gain here: they get the graphs."""
+    histogram = TrafficHistogram(decode={1: 10, 2: 10, 3: 10}, mixed={100: 10, 200: 10, 300: 10})
+    price = GraphPrice(mib=4, capture_seconds=0.5, kv_bytes_per_token=1024)
+    for budget in ({"memory_budget_mib": 16.5}, {"capture_seconds": 2.0}):
+        found = plan_traffic(histogram, price=price, **budget)
+        assert (found["decode"]["graphs"], found["mixed"]["graphs"]) == (1, 3)
+        assert found["total"] == {"graphs": 4, "memory_mib": 16, "capture_seconds": 2, "kv_tokens_lost": 16 * 1024}
+    assert plan_traffic(histogram, price=price)["total"]["graphs"] == 6
+    with pytest.raises(ConfigError, match="fewer graphs than there are kinds of step") as caught:
+        plan_traffic(histogram, price=price, memory_budget_mib=7)
+    assert "needs 8" in caught.value.fix
+    assert plan_traffic(TrafficHistogram(decode={3: 1}), price=price, memory_budget_mib=7)["total"]["graphs"] == 1
+
+
+def test_kinds_in_different_units_share_no_budget():
+    histogram, costs = TrafficHistogram.from_dict(DOCUMENT), {"decode": CostCurve({1: 1.0, 32: 2.0})}
+    with pytest.raises(ConfigError, match="only that of decode steps was measured"):
+        plan_traffic(histogram, costs=costs, memory_budget_mib=8)
+    assert plan_traffic(histogram, costs=costs, memory_budget_mib=64)["total"]["graphs"] == 6, "enough for both"
+    assert plan_traffic(histogram, costs=costs, max_graphs=2)["total"]["graphs"] == 4
+
+
+def test_others_pay_the_same_price():
+    price = GraphPrice(mib=4, capture_seconds=0.5, kv_bytes_per_token=1024)
+    for peer in plan_traffic(TrafficHistogram.from_dict(DOCUMENT), price=price)["peers"].values():
+        for row in peer.values():
+            graphs = row["graphs"]
+            assert (row["memory_mib"], row["capture_seconds"], row["kv_tokens_lost"]) == (
+                4 * graphs,
+                0.5 * graphs,
+                4096 * graphs,
+            )
+
+
 def test_ladders_of_others():
     assert len(preset_ladder("vllm", "decode", largest=256)) == 35
     assert len(preset_ladder("sglang", "decode", largest=256)) == 36
@@ -101,3 +136,12 @@ def test_ladders_of_others():
     assert preset_ladder("vllm", "decode", largest=9) == (1, 2, 4, 8, 16)
     with pytest.raises(UnknownNameError, match="vllm"):
         preset_ladder("vlm", "decode", largest=9)
+
+
+def test_ladders_of_others_within_a_limit():
+    assert preset_within("vllm", "decode", limit=9) == (1, 2, 4, 8, 9)
+    assert preset_within("vllm", "decode", limit=8) == (1, 2, 4, 8)
+    assert preset_within("vllm", "decode", limit=1000)[-1] == 256, "it ends where theirs does"
+    for name in ("vlm", "tensorrt-llm"):
+        with pytest.raises(UnknownNameError, match=name):
+            preset_within(name, "mixed", limit=9)
