@@ -100,7 +100,8 @@ class EngineConfig:
             take while requests run; while none does, all of it.
         manifest: JSON file that says how the graphs of this engine did at its last start: what failed or was
             quarantined is not tried again, and "background" captures in the order of the traffic that was served.
-            Written if absent; replaced when the device, the model, a version or a setting is another.
+            Written if absent; replaced when the device, the model (its configuration, its weight files), a version or
+            a setting is another.
         tune_linears: on CUDA, measure before capture which kernel is fastest for linear layers of up to 128 rows, and
             keep what was found for the next start on this machine (some minutes, once); False takes what is stored, or
             the default kernels.

@@ -12,7 +12,7 @@ from ostinato._lazy import lazy_names
 if TYPE_CHECKING:
     from ostinato.runtime.breaks import break_graph, graph_break, jit_mark
     from ostinato.runtime.buffers import HostSlots, Slot, Tail, Workspace
-    from ostinato.runtime.capture import hardware_name
+    from ostinato.runtime.capture import driver_version, hardware_name
     from ostinato.runtime.config import GraphConfig
     from ostinato.runtime.dispatch import (
         HYSTERESIS,
@@ -138,6 +138,7 @@ __all__ = [
     "check_costs_path",
     "compare_costs",
     "diagnose",
+    "driver_version",
     "graph_break",
     "hardware_name",
     "jit_mark",
@@ -214,6 +215,7 @@ _HOMES = {
     "check_costs_path": "ostinato.runtime.dispatch",
     "compare_costs": "ostinato.runtime.dispatch",
     "diagnose": "ostinato.runtime.doctor",
+    "driver_version": "ostinato.runtime.capture",
     "graph_break": "ostinato.runtime.breaks",
     "hardware_name": "ostinato.runtime.capture",
     "jit_mark": "ostinato.runtime.breaks",

@@ -53,7 +53,7 @@ class EngineGraphs:
         self.reasons: dict[str, str] = {}
         """Why things are as they are, by setting."""
         if config.manifest is not None:
-            self._manifest, why_empty = CaptureManifest.open(config, loaded.device)
+            self._manifest, why_empty = CaptureManifest.open(loaded)
             self.reasons["manifest"] = why_empty or "used: what went wrong at the last start is left out"
         self.executor = Executor(loaded, sinks=sinks)
         self.background: BackgroundCapture | None = None

@@ -14,7 +14,14 @@ from ostinato.engine.config import EngineConfig, resolve_engine_config
 from ostinato.engine.execution.memory_budget import check_weights_fit
 from ostinato.engine.models import DecoderModel, ModelConfig, build_model
 from ostinato.engine.text import Tokenizer
-from ostinato.engine.weights import ModelFiles, ProgressReporter, checkpoint_dtype, iter_safetensors, resolve_model
+from ostinato.engine.weights import (
+    ModelFiles,
+    ProgressReporter,
+    checkpoint_dtype,
+    checkpoint_id,
+    iter_safetensors,
+    resolve_model,
+)
 from ostinato.errors import CheckpointError, DeviceUnavailableError, OutOfMemoryError
 
 __all__ = ["LoadedModel", "find_device", "load_model"]
@@ -32,6 +39,8 @@ class LoadedModel:
     """Field -> why "auto" became what it is."""
     device: torch.device
     dtype: torch.dtype
+    weights_id: str
+    """Tells these weights from others of the same shapes: see `checkpoint_id`; ``"dummy"`` for dummy weights."""
 
 
 def find_device(name: str) -> torch.device:
@@ -72,13 +81,15 @@ def load_model(config: EngineConfig, *, progress: ProgressReporter | None = None
         config, "cuda" if is_cuda else "cpu", model_config.max_model_len, checkpoint_dtype(files)
     )
     dtype: torch.dtype = getattr(torch, resolved.dtype)
+    is_dummy = config.load_format == "dummy"
+    weights_id = "dummy" if is_dummy else checkpoint_id(files.directory)
     max_len = resolved.max_model_len
     with torch.device("meta"):
         sketch = build_model(model_config, device="meta", dtype=dtype, max_model_len=max_len)
     check_weights_fit(sum(p.numel() * p.element_size() for p in sketch.parameters()), device)
     try:
         model = build_model(model_config, device=device, dtype=dtype, max_model_len=max_len)
-        if config.load_format == "dummy":
+        if is_dummy:
             model.init_dummy(config.seed)
         else:
             model.load_weights(iter_safetensors(files.directory, progress=progress))
@@ -86,11 +97,12 @@ def load_model(config: EngineConfig, *, progress: ProgressReporter | None = None
         raise OutOfMemoryError("the weights do not fit", fix="use a smaller model or dtype") from error
     return LoadedModel(
         model=model,
-        tokenizer=_tokenizer(files, is_optional=config.load_format == "dummy"),
+        tokenizer=_tokenizer(files, is_optional=is_dummy),
         config=resolved,
         reasons=reasons,
         device=device,
         dtype=dtype,
+        weights_id=weights_id,
     )
 
 
