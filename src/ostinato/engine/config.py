@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from ostinato.errors import ConfigError, UnknownNameError
 
-__all__ = ["DEFAULT_MODEL", "EngineConfig", "resolve_engine_config"]
+__all__ = ["DEFAULT_MODEL", "EngineConfig", "check_fits_cache", "resolve_engine_config"]
 
 DEFAULT_MODEL: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -117,8 +117,10 @@ class EngineConfig:
         max_num_reqs: requests that may run at once.
         max_num_batched_tokens: tokens in one step; longer prompts are split into chunks.
         kv_tokens: capacity of the KV cache in tokens; None takes it from free memory.
-        decode_sizes: batch sizes (requests) to capture for decode, sorted; None takes the default ladder.
-        token_sizes: token counts to capture for mixed steps, sorted; None takes the default ladder.
+        decode_sizes: batch sizes (requests) to capture for decode, sorted; None takes the default ladder. No more than
+            the KV cache has pages.
+        token_sizes: token counts to capture for mixed steps, sorted; None takes the default ladder. No more than the KV
+            cache holds.
         seed: for dummy weights and for requests without a seed of their own.
 
     Raises:
@@ -217,6 +219,37 @@ class EngineConfig:
             _contradiction("max_num_reqs", num_reqs, f"<= max_num_batched_tokens ({num_tokens})", "lower max_num_reqs")
         object.__setattr__(self, "decode_sizes", _sizes(self, "decode_sizes", "max_num_reqs"))
         object.__setattr__(self, "token_sizes", _sizes(self, "token_sizes", "max_num_batched_tokens"))
+        if self.kv_tokens is not None:
+            num_pages = -(-self.kv_tokens // self.page_size)
+            check_fits_cache("decode_sizes", self.decode_sizes, num_pages=num_pages, page_size=self.page_size)
+            check_fits_cache("token_sizes", self.token_sizes, num_pages=num_pages, page_size=self.page_size)
+
+
+def check_fits_cache(name: str, sizes: tuple[int, ...] | None, *, num_pages: int, page_size: int) -> None:
+    """Refuse sizes that no step could have, since each decode needs a page and each token a place in one.
+
+    Args:
+        name: ``"decode_sizes"`` or ``"token_sizes"``.
+        sizes: ascending; None fits.
+        num_pages: of the KV cache, the null page not counted.
+        page_size: in tokens.
+
+    Raises:
+        ConfigError: the largest does not fit.
+    """
+    is_decode = name == "decode_sizes"
+    most = num_pages if is_decode else num_pages * page_size
+    if sizes is None or sizes[-1] <= most:
+        return
+    needed = sizes[-1] * page_size if is_decode else sizes[-1]
+    why = f"{num_pages} decodes, a page each" if is_decode else f"{most} tokens"
+    raise ConfigError(
+        f"{name} has {sizes[-1]}, and a KV cache of {num_pages * page_size} tokens holds {why}",
+        fix=f"drop sizes above {most} from {name}, or set kv_tokens to at least {needed}",
+        field=name,
+        expected=f"<= {most}",
+        got=sizes[-1],
+    )
 
 
 def resolve_engine_config(

@@ -14,6 +14,7 @@ from pathlib import Path
 from ostinato.engine.execution.background import BackgroundCapture
 from ostinato.engine.execution.costs import StoredCosts, measure_costs, unmeasured_keys
 from ostinato.engine.execution.executor import Executor
+from ostinato.engine.execution.graph_settings import why_sizes_end
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.execution.manifest import CaptureManifest
 from ostinato.engine.execution.reload import EngineWeights
@@ -65,6 +66,7 @@ class EngineGraphs:
         except BaseException:
             self.executor.close()
             raise
+        self.reasons |= why_sizes_end(config, self.executor.num_pages - 1)
         self.sleep = EngineSleep(self.executor)
         self.weights = EngineWeights(loaded, self.executor)
         self._save()
