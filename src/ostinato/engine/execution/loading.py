@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ostinato.engine.before_torch import begin_triton_key
 from ostinato.engine.config import EngineConfig, resolve_engine_config
@@ -19,12 +20,13 @@ from ostinato.engine.weights import (
     ProgressReporter,
     checkpoint_dtype,
     checkpoint_id,
+    copy_tensors,
     iter_safetensors,
     resolve_model,
 )
 from ostinato.errors import CheckpointError, DeviceUnavailableError, OutOfMemoryError
 
-__all__ = ["LoadedModel", "find_device", "load_model"]
+__all__ = ["LoadedModel", "find_device", "fitting_tensors", "load_model"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +94,7 @@ def load_model(config: EngineConfig, *, progress: ProgressReporter | None = None
         if is_dummy:
             model.init_dummy(config.seed)
         else:
-            model.load_weights(iter_safetensors(files.directory, progress=progress))
+            copy_tensors(fitting_tensors(model, files), progress=progress)
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError("the weights do not fit", fix="use a smaller model or dtype") from error
     return LoadedModel(
@@ -104,6 +106,18 @@ def load_model(config: EngineConfig, *, progress: ProgressReporter | None = None
         dtype=dtype,
         weights_id=weights_id,
     )
+
+
+def fitting_tensors(model: DecoderModel, files: ModelFiles) -> list[tuple[Tensor, Tensor]]:
+    """Each parameter of ``model``, or rows of it, and the mapped tensor that belongs there; nothing is written.
+
+    Raises:
+        CheckpointError: a file is broken, or the tensors do not fit the model.
+    """
+    fitting: list[tuple[Tensor, Tensor]] = []
+    items = iter_safetensors(files.directory)
+    model.load_weights(items, put=lambda target, tensor: fitting.append((target, tensor)))
+    return fitting
 
 
 def _tokenizer(files: ModelFiles, *, is_optional: bool) -> Tokenizer | None:

@@ -1,4 +1,4 @@
-"""Read the tensors of a folder of safetensors files, single or sharded.
+"""The tensors of a folder of safetensors files, single or sharded.
 
 All headers are checked before the first tensor comes out, so that a bad download fails in the first
 second and names its file. Called by model loading. Leaves names as the checkpoint has them.
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.engine.text.json_file import read_json_object
 from ostinato.engine.text.optional_import import require
-from ostinato.engine.weights.progress import ProgressReporter, reporting
 from ostinato.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -50,14 +49,13 @@ def checkpoint_id(directory: str | Path) -> str:
     return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]
 
 
-def iter_safetensors(
-    directory: str | Path, *, progress: ProgressReporter | None = None
-) -> Iterator[tuple[str, Tensor]]:
+def iter_safetensors(directory: str | Path) -> Iterator[tuple[str, Tensor]]:
     """Yield every (name, tensor) of a folder. Tensors lie on the CPU, in the stored dtype.
+
+    They are mapped, not read: that comes with their first use (`copy_tensors`), and they outlive the iterator.
 
     Args:
         directory: folder with ``model.safetensors``, or shards and ``model.safetensors.index.json``.
-        progress: told about the bytes as they are read.
 
     Raises:
         CheckpointError: a file is missing, truncated or corrupt, or the index names a tensor that its
@@ -68,8 +66,6 @@ def iter_safetensors(
         opened = [(file, stack.enter_context(_open(file)), wanted) for file, wanted in plan.items()]
         for file, handle, wanted in opened:
             _check_names(file, set(handle.keys()), wanted)
-        total = sum(file.stat().st_size for file in plan)
-        reporter = stack.enter_context(reporting(progress, "loading weights", total, "bytes"))
         for file, handle, wanted in opened:
             for name in sorted(handle.keys() if wanted is None else wanted):
                 try:
@@ -77,7 +73,6 @@ def iter_safetensors(
                 except Exception as error:  # the library has several classes for a bad tensor
                     raise CheckpointError(f"cannot read tensor {name!r} of {file}: {error}", fix=_AGAIN) from error
                 yield name, tensor
-                reporter.advance(tensor.numel() * tensor.element_size())
 
 
 def _plan(directory: Path) -> dict[Path, set[str] | None]:
