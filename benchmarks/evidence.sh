@@ -51,6 +51,18 @@ startup() ( # a start before each fills the caches: byte code, as an installatio
             bench startup --model $small --modes auto --capture $capture --repeats 5 || exit 1
     done
 )
+startup_files() ( # weights from files, which are in the page cache since they were written here
+    caches
+    folder=$(mktemp -d) || exit 1
+    trap 'rm -rf "$folder"' EXIT
+    model=$folder/llama-3.2-1b
+    "$python" benchmarks/random_checkpoint.py --model $small --out "$model" --shards 4 &&
+        ostinato bench startup --model "$model" --modes auto --repeats 1 || exit 1
+    for capture in eager background; do
+        ostinato bench startup --model "$model" --modes auto --capture $capture --repeats 3 \
+            --json "$out/startup_files_llama-3.2-1b_$capture.json" || exit 1
+    done
+)
 startup_large() (
     caches
     ostinato bench startup --model $large --modes auto --load-format dummy --repeats 1 &&
@@ -75,7 +87,7 @@ growth() { "$python" benchmarks/growth.py --model $small --json "$out/"; }
 host() { "$python" benchmarks/host_step.py --json "$out/"; }
 host_parts() { "$python" benchmarks/host_parts.py --model $small --json "$out/"; }
 
-all=(tests decode prefill memory startup qualify segments checks dispatch executables decode_large startup_large explain growth host host_parts tune surface surface_large serve peers)
+all=(tests decode prefill memory startup startup_files qualify segments checks dispatch executables decode_large startup_large explain growth host host_parts tune surface surface_large serve peers)
 stages=("$@") failed=()
 [ ${#stages[@]} -eq 0 ] && stages=("${all[@]}")
 for stage in "${stages[@]}"; do

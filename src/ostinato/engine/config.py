@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from ostinato.errors import ConfigError, UnknownNameError
 
-__all__ = ["DEFAULT_MODEL", "EngineConfig", "resolve_engine_config"]
+__all__ = ["DEFAULT_MODEL", "EngineConfig", "check_fits_cache", "resolve_engine_config"]
 
 DEFAULT_MODEL: Final = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -104,7 +104,8 @@ class EngineConfig:
             take while requests run; while none does, all of it.
         manifest: JSON file that says how the graphs of this engine did at its last start: what failed or was
             quarantined is not tried again, and "background" captures in the order of the traffic that was served.
-            Written if absent; replaced when the device, the model, a version or a setting is another.
+            Written if absent; replaced when the device, the model (its configuration, its weight files), a version or
+            a setting is another.
         tune_linears: on CUDA, measure before capture which kernel is fastest for linear layers of up to 128 rows, and
             keep what was found for the next start on this machine (some minutes, once); False takes what is stored, or
             the default kernels.
@@ -120,10 +121,10 @@ class EngineConfig:
         max_num_reqs: requests that may run at once.
         max_num_batched_tokens: tokens in one step; longer prompts are split into chunks.
         kv_tokens: capacity of the KV cache in tokens; None takes it from free memory.
-        decode_sizes: batch sizes (requests) to capture for decode, sorted; "vllm", "sglang" or "tensorrt-llm" takes
-            that engine's default ladder as far as `max_num_reqs`; None takes ours.
-        token_sizes: token counts to capture for mixed steps, sorted; "vllm" or "sglang" takes that engine's as far as
-            `max_num_batched_tokens`; None takes ours.
+        decode_sizes: batch sizes (requests) to capture for decode, sorted, no more than the KV cache has pages; "vllm",
+            "sglang" or "tensorrt-llm" takes that engine's default ladder as far as `max_num_reqs`; None takes ours.
+        token_sizes: token counts to capture for mixed steps, sorted, no more than the KV cache holds; "vllm" or
+            "sglang" takes that engine's as far as `max_num_batched_tokens`; None takes ours.
         seed: for dummy weights and for requests without a seed of their own.
 
     Raises:
@@ -222,6 +223,39 @@ class EngineConfig:
             _contradiction("max_num_reqs", num_reqs, f"<= max_num_batched_tokens ({num_tokens})", "lower max_num_reqs")
         object.__setattr__(self, "decode_sizes", _sizes(self, "decode_sizes", "max_num_reqs"))
         object.__setattr__(self, "token_sizes", _sizes(self, "token_sizes", "max_num_batched_tokens"))
+        if self.kv_tokens is not None:
+            num_pages = -(-self.kv_tokens // self.page_size)
+            for name in ("decode_sizes", "token_sizes"):
+                sizes = getattr(self, name)
+                if not isinstance(sizes, str):  # a ladder's name is cut instead
+                    check_fits_cache(name, sizes, num_pages=num_pages, page_size=self.page_size)
+
+
+def check_fits_cache(name: str, sizes: tuple[int, ...] | None, *, num_pages: int, page_size: int) -> None:
+    """Refuse sizes that no step could have, since each decode needs a page and each token a place in one.
+
+    Args:
+        name: ``"decode_sizes"`` or ``"token_sizes"``.
+        sizes: ascending; None fits.
+        num_pages: of the KV cache, the null page not counted.
+        page_size: in tokens.
+
+    Raises:
+        ConfigError: the largest does not fit.
+    """
+    is_decode = name == "decode_sizes"
+    most = num_pages if is_decode else num_pages * page_size
+    if sizes is None or sizes[-1] <= most:
+        return
+    needed = sizes[-1] * page_size if is_decode else sizes[-1]
+    why = f"{num_pages} decodes, a page each" if is_decode else f"{most} tokens"
+    raise ConfigError(
+        f"{name} has {sizes[-1]}, and a KV cache of {num_pages * page_size} tokens holds {why}",
+        fix=f"drop sizes above {most} from {name}, or set kv_tokens to at least {needed}",
+        field=name,
+        expected=f"<= {most}",
+        got=sizes[-1],
+    )
 
 
 def resolve_engine_config(

@@ -359,7 +359,7 @@ class LLM:
     def reload_weights(self, model: str | None = None, *, progress: ProgressReporter | None = None) -> ReloadReport:
         """Serve with other weights of the same model, written into the tensors that graphs read: no graph is captured.
 
-        All of the checkpoint is read to the host and checked before the first tensor is written, so that one that does
+        The checkpoint's files, names and shapes are checked before the first tensor is written, so that one that does
         not fit changes nothing. Then two things are verified: that every tensor a graph reads lies where it lay at
         capture, and that the smallest graph of each kind does what eager does with the new weights. An engine that
         sleeps has no graphs; its next ones are captured by `wake`. The tokenizer stays.

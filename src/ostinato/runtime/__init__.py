@@ -12,7 +12,7 @@ from ostinato._lazy import lazy_names
 if TYPE_CHECKING:
     from ostinato.runtime.breaks import break_graph, graph_break, jit_mark
     from ostinato.runtime.buffers import HostSlots, Slot, Tail, Workspace
-    from ostinato.runtime.capture import hardware_name
+    from ostinato.runtime.capture import driver_version, hardware_name
     from ostinato.runtime.config import GraphConfig
     from ostinato.runtime.dispatch import (
         HYSTERESIS,
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         SizeChange,
         SizeSuggestion,
         TrafficHistogram,
+        decode_ladder,
         next_to_capture,
         plan_traffic,
         preset_within,
@@ -141,7 +142,9 @@ __all__ = [
     "break_graph",
     "check_costs_path",
     "compare_costs",
+    "decode_ladder",
     "diagnose",
+    "driver_version",
     "graph_break",
     "graph_curves",
     "hardware_name",
@@ -221,15 +224,17 @@ _HOMES = {
     "break_graph": "ostinato.runtime.breaks",
     "check_costs_path": "ostinato.runtime.dispatch",
     "compare_costs": "ostinato.runtime.dispatch",
+    "decode_ladder": "ostinato.runtime.planning",
     "diagnose": "ostinato.runtime.doctor",
-    "graph_curves": "ostinato.runtime.dispatch",
-    "parse_costs": "ostinato.runtime.dispatch",
+    "driver_version": "ostinato.runtime.capture",
     "graph_break": "ostinato.runtime.breaks",
+    "graph_curves": "ostinato.runtime.dispatch",
     "hardware_name": "ostinato.runtime.capture",
     "jit_mark": "ostinato.runtime.breaks",
     "next_to_capture": "ostinato.runtime.planning",
     "opaque_op": "ostinato.runtime.opaque",
     "plan_traffic": "ostinato.runtime.planning",
+    "parse_costs": "ostinato.runtime.dispatch",
     "preset_within": "ostinato.runtime.planning",
     "planned_keys": "ostinato.runtime.dispatch",
     "preview": "ostinato.runtime.dispatch",

@@ -205,6 +205,23 @@ class Graphed:
         for key, reason in keys.items():
             self._service.leave_out(key, reason, why)
 
+    def retire(self, keys: Sequence[GraphKey], *, why: str) -> None:
+        """Plan ``keys`` no longer, and give their graphs back; between two steps.
+
+        Args:
+            keys: planned ones, captured or not.
+            why: for events.
+
+        Raises:
+            RuntimeStateError: a key is not planned.
+        """
+        self._life.require(Stage.CAPTURED, step="retire")
+        if other := [key for key in keys if key not in set(self.keys)]:
+            raise RuntimeStateError(f"{other[0]} is not planned", fix="retire keys of `keys`")
+        self.finish_shadow()
+        with self._lock:
+            self._service.retire(keys, why)
+
     def capture_late(
         self, keys: Sequence[GraphKey] | None = None, *, on_key: Callable[[GraphKey], None] | None = None
     ) -> CaptureReport:

@@ -136,6 +136,12 @@ class KeyService:
         self._dispatcher.block(key, reason)
         self._bus.emit(KeyDropped(key=str(key), reason=f"{reason}: {why}"))
 
+    def retire(self, keys: Sequence[GraphKey], why: str) -> None:
+        """Take ``keys`` out of service and out of the plan."""
+        self.swap({}, keys, kept=self.kept())
+        for key in keys:
+            self._bus.emit(KeyDropped(key=str(key), reason=why))
+
     def give_up(self, keys: Iterable[GraphKey]) -> None:
         """``keys`` could not be captured; they are not tried again."""
         for key in keys:

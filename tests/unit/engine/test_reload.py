@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ostinato import LLM
-from ostinato.engine.execution.reload import EngineWeights
 from ostinato.engine.request import SamplingParams
+from ostinato.engine.weights import parallel_copy
 from ostinato.errors import (
     AddressChangedError,
     CheckpointError,
@@ -179,19 +179,21 @@ def test_a_graph_that_differs_from_eager_is_told(folders: tuple[str, str]) -> No
 
 
 def test_weights_of_two_models_answer_nothing(folders: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writing breaks off in the middle: the last tensor cannot be copied."""
-    read = EngineWeights._read
+    """Writing breaks off in the middle: a tensor cannot be copied."""
+    copied: list[torch.Tensor] = []
 
-    def spoiled(self: EngineWeights, *args: Any) -> Any:
-        fitting = read(self, *args)
-        return [*fitting[:-1], (fitting[-1][0], torch.zeros(3, 3, 3, 3))]
+    def spoiled(target: torch.Tensor, source: torch.Tensor) -> None:
+        if len(copied) == 3:
+            raise RuntimeError("planted")
+        target.copy_(source)
+        copied.append(target)
 
     with LLM(folders[1], **SETTINGS) as fresh:
         expected = answers(fresh)
     with LLM(folders[0], **SETTINGS) as llm:
         with monkeypatch.context() as patch:
-            patch.setattr(EngineWeights, "_read", spoiled)
-            with pytest.raises(RuntimeError):
+            patch.setattr(parallel_copy, "_copy_on_host", spoiled)
+            with pytest.raises(RuntimeError, match="planted"):
                 llm.reload_weights(folders[1])
         assert llm.stats()["weights"]["whole"] is False
         with pytest.raises(RuntimeStateError, match="of two models") as caught:

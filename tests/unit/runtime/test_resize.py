@@ -9,7 +9,7 @@ from ostinato.errors import ConfigError, HostSyncError, RuntimeStateError, Tenso
 from ostinato.runtime import GraphConfig, Graphed, LiveBatch, Reason, RuntimeMode, graph_break
 from ostinato.runtime.qualify import Qualifier
 from ostinato.runtime.qualify.shadow import Shadow
-from ostinato.telemetry import CaptureFailed, GraphClosed, KeysPlanned, MemorySink
+from ostinato.telemetry import CaptureFailed, GraphClosed, KeyDropped, KeysPlanned, MemorySink
 
 X = torch.arange(48.0).reshape(24, 2)
 
@@ -134,6 +134,26 @@ def test_what_is_retired_is_closed_and_its_memory_serves_again(ready):
     assert reserved[1:] == [reserved[1]] * 3, "what the old one held is used by the next"
     grown = ready(fn, X, sizes=(16, 17, 18, 19, 20, 24)).memory().owners["graph pool"]
     assert reserved[-1] < grown
+
+
+def test_keys_that_are_retired_by_name_are_planned_no_longer(ready):
+    sink = MemorySink()
+    graphed = ready(net, X, sizes=(2, 8, 24), hooks={"sinks": [sink]})
+    largest, smallest = graphed.keys[0], graphed.keys[-1]
+    graphed.retire([largest, smallest], why="no step has so many")
+    assert sizes_of(graphed) == [8] == [key.num_tokens for key in graphed.plans]
+    assert [bucket_of(graphed, size) for size in (1, 8, 9)] == [8, 8, Reason.OVER_LARGEST]
+    assert_like_eager(graphed)
+    told = [
+        (type(event).__name__, event.key, event.reason)
+        for event in sink.events
+        if isinstance(event, GraphClosed | KeyDropped)
+    ]
+    for key in (largest, smallest):
+        assert ("GraphClosed", str(key), "retired") in told
+        assert ("KeyDropped", str(key), "no step has so many") in told
+    with pytest.raises(RuntimeStateError, match="is not planned"):
+        graphed.retire([largest], why="again")
 
 
 def test_the_events_tell_what_happened(ready):

@@ -14,6 +14,7 @@ from pathlib import Path
 from ostinato.engine.execution.background import BackgroundCapture
 from ostinato.engine.execution.costs import StoredCosts, measure_costs, unmeasured_keys
 from ostinato.engine.execution.executor import Executor
+from ostinato.engine.execution.graph_settings import why_sizes_end
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.execution.manifest import CaptureManifest
 from ostinato.engine.execution.reload import EngineWeights
@@ -53,7 +54,7 @@ class EngineGraphs:
         self.reasons: dict[str, str] = {}
         """Why things are as they are, by setting."""
         if config.manifest is not None:
-            self._manifest, why_empty = CaptureManifest.open(config, loaded.device)
+            self._manifest, why_empty = CaptureManifest.open(loaded)
             self.reasons["manifest"] = why_empty or "used: what went wrong at the last start is left out"
         self.executor = Executor(loaded, sinks=sinks)
         self.background: BackgroundCapture | None = None
@@ -65,6 +66,7 @@ class EngineGraphs:
         except BaseException:
             self.executor.close()
             raise
+        self.reasons |= why_sizes_end(config, self.executor.num_pages - 1)
         self.sleep = EngineSleep(self.executor)
         self.weights = EngineWeights(loaded, self.executor)
         self._save()

@@ -26,6 +26,7 @@ from ostinato.engine.attention import (
     install_forward_context,
     set_forward_context,
 )
+from ostinato.engine.config import check_fits_cache
 from ostinato.engine.execution.batch_slots import batch_slots
 from ostinato.engine.execution.batch_writer import BatchWriter
 from ostinato.engine.execution.graph_settings import graph_settings
@@ -34,6 +35,7 @@ from ostinato.engine.execution.kv_pool import KvPool
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.execution.memory_budget import SHARE_BEFORE_CAPTURE
 from ostinato.engine.execution.shadow import EngineShadow
+from ostinato.engine.execution.sizes import out_of_reach
 from ostinato.engine.execution.step_context import graph_metadata, live_metadata, made_up_metadata
 from ostinato.engine.execution.veto import why_no_full_graph
 from ostinato.engine.kvcache import LayerCache
@@ -116,8 +118,6 @@ class Executor:
             max_num_batched_tokens=config.max_num_batched_tokens,
             vocab_size=model.vocab_size,
         )
-        settings = graph_settings(config, loaded.device.type, loaded.model.config)
-        self._kv_tiers = settings.kv_tiers
         attention = self._attention = get_attention_backend(config.attention, loaded.device.type)
         self._planner = attention if isinstance(attention, PlanningAttentionBackend) else None
         self._planned: tuple[ScheduledBatch, Tensor, int | None] | None = None  # last of all
@@ -148,6 +148,8 @@ class Executor:
                 shape = (config.max_num_reqs, model.vocab_size)
                 self._logits = torch.empty(shape, dtype=loaded.dtype, device=loaded.device)
         self._kv = KvPool(config, model, dtype=loaded.dtype, device=loaded.device)
+        settings = graph_settings(config, loaded.device.type, model, num_pages=self._kv.max_pages - 1)
+        self._kv_tiers = settings.kv_tiers
         self._sampling_head = SamplingHead(max_rows=config.max_num_reqs, device=loaded.device)
         with torch.inference_mode(False):
             self._last_ids = torch.zeros(config.max_num_reqs + 1, dtype=torch.int64, device=loaded.device)
@@ -191,6 +193,7 @@ class Executor:
             self._kv.settle(less_bytes=graph_bytes)
         else:
             self._kv.settle(share=SHARE_BEFORE_CAPTURE[self._device.type])
+        self._retire_out_of_reach()
 
     def capture_late(self, key: GraphKey) -> bool:
         """Warm up and capture ``key``, which is pending; whether that went well. No step may be in flight."""
@@ -218,6 +221,7 @@ class Executor:
             self.leave_step()
         self.capture(on_key=on_key)
         self._kv.settle()
+        self._retire_out_of_reach()
 
     def capture(self, *, on_key: Callable[[GraphKey], None] | None = None) -> None:
         """Warm up and capture every key that is pending; see `prepare`."""
@@ -241,16 +245,23 @@ class Executor:
     ) -> ResizeReport:
         """Capture these sizes and give the others back; no step may be in flight.
 
-        Raises: what `Graphed.resize` does.
+        Raises: what `Graphed.resize` does, and a `ConfigError` for sizes that the KV cache cannot hold.
         """
+        planned = PlannedSizes.of(self.graphed.keys)
+        for name, chosen, now in (
+            ("decode_sizes", decode_sizes, planned.decode),
+            ("token_sizes", sizes, planned.mixed),
+        ):
+            new = tuple(sorted(set(chosen or ()) - set(now)))
+            check_fits_cache(name, new or None, num_pages=self.num_pages - 1, page_size=self._page_size)
         self.finish_shadow()
         try:
             with torch.inference_mode():
                 report = self.graphed.resize(sizes=sizes, decode_sizes=decode_sizes, on_key=on_key)
         finally:
             self.leave_step()
-        kept = {key: cost for key, cost in self.capture_costs.items() if key not in set(report.retired)}
-        self.capture_costs = kept | report.costs
+        self._forget_costs(report.retired)
+        self.capture_costs = {**self.capture_costs, **report.costs}
         return report
 
     def memory(self) -> Ledger:
@@ -454,6 +465,19 @@ class Executor:
             args, kwargs = self.graphed.made_up_call(key)
             hidden = self.forward(*args, **kwargs)
             self._model.compute_logits(hidden[: self.limits.max_num_reqs])
+
+    def _retire_out_of_reach(self) -> None:
+        """Give up the sizes of steps that cannot be, now that the cache has its size. Of each kind the smallest that
+        holds the largest step stays, so that the peak has a graph."""
+        num_pages = self.num_pages - 1
+        out = out_of_reach(self.graphed.keys, num_pages=num_pages, page_size=self._page_size)
+        if out:
+            why = f"no step can be so large: the KV cache has {num_pages} pages of {self._page_size} tokens"
+            self.graphed.retire(out, why=why)
+            self._forget_costs(out)
+
+    def _forget_costs(self, retired: Sequence[GraphKey]) -> None:
+        self.capture_costs = {key: cost for key, cost in self.capture_costs.items() if key not in set(retired)}
 
     def _prepare(self, key: GraphKey) -> None:
         """Fresh metadata before each warm-up run and capture of ``key``."""

@@ -8,16 +8,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ostinato.engine.before_torch import begin_triton_key
 from ostinato.engine.config import EngineConfig, resolve_engine_config
 from ostinato.engine.execution.memory_budget import check_weights_fit
 from ostinato.engine.models import DecoderModel, ModelConfig, build_model
 from ostinato.engine.text import Tokenizer
-from ostinato.engine.weights import ModelFiles, ProgressReporter, checkpoint_dtype, iter_safetensors, resolve_model
+from ostinato.engine.weights import (
+    ModelFiles,
+    ProgressReporter,
+    checkpoint_dtype,
+    checkpoint_id,
+    copy_tensors,
+    iter_safetensors,
+    resolve_model,
+)
 from ostinato.errors import CheckpointError, DeviceUnavailableError, OutOfMemoryError
 
-__all__ = ["LoadedModel", "find_device", "load_model"]
+__all__ = ["LoadedModel", "find_device", "fitting_tensors", "load_model"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +41,8 @@ class LoadedModel:
     """Field -> why "auto" became what it is."""
     device: torch.device
     dtype: torch.dtype
+    weights_id: str
+    """Tells these weights from others of the same shapes: see `checkpoint_id`; ``"dummy"`` for dummy weights."""
 
 
 def find_device(name: str) -> torch.device:
@@ -72,26 +83,41 @@ def load_model(config: EngineConfig, *, progress: ProgressReporter | None = None
         config, "cuda" if is_cuda else "cpu", model_config.max_model_len, checkpoint_dtype(files)
     )
     dtype: torch.dtype = getattr(torch, resolved.dtype)
+    is_dummy = config.load_format == "dummy"
+    weights_id = "dummy" if is_dummy else checkpoint_id(files.directory)
     max_len = resolved.max_model_len
     with torch.device("meta"):
         sketch = build_model(model_config, device="meta", dtype=dtype, max_model_len=max_len)
     check_weights_fit(sum(p.numel() * p.element_size() for p in sketch.parameters()), device)
     try:
         model = build_model(model_config, device=device, dtype=dtype, max_model_len=max_len)
-        if config.load_format == "dummy":
+        if is_dummy:
             model.init_dummy(config.seed)
         else:
-            model.load_weights(iter_safetensors(files.directory, progress=progress))
+            copy_tensors(fitting_tensors(model, files), progress=progress)
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError("the weights do not fit", fix="use a smaller model or dtype") from error
     return LoadedModel(
         model=model,
-        tokenizer=_tokenizer(files, is_optional=config.load_format == "dummy"),
+        tokenizer=_tokenizer(files, is_optional=is_dummy),
         config=resolved,
         reasons=reasons,
         device=device,
         dtype=dtype,
+        weights_id=weights_id,
     )
+
+
+def fitting_tensors(model: DecoderModel, files: ModelFiles) -> list[tuple[Tensor, Tensor]]:
+    """Each parameter of ``model``, or rows of it, and the mapped tensor that belongs there; nothing is written.
+
+    Raises:
+        CheckpointError: a file is broken, or the tensors do not fit the model.
+    """
+    fitting: list[tuple[Tensor, Tensor]] = []
+    items = iter_safetensors(files.directory)
+    model.load_weights(items, put=lambda target, tensor: fitting.append((target, tensor)))
+    return fitting
 
 
 def _tokenizer(files: ModelFiles, *, is_optional: bool) -> Tokenizer | None:

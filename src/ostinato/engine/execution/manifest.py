@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -18,21 +17,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ostinato._version import __version__
 from ostinato._whole_file import replace_file
-from ostinato.engine.config import EngineConfig
 from ostinato.engine.execution.executor import Executor
+from ostinato.engine.execution.loading import LoadedModel
+from ostinato.engine.execution.origin import origin_of
 from ostinato.errors import ConfigError
-from ostinato.runtime import GraphKey, Reason, TrafficHistogram, hardware_name
+from ostinato.runtime import GraphKey, Reason, TrafficHistogram
 
 __all__ = ["CaptureManifest", "KeyVerdict", "Verdict"]
 
-_NO_PART: frozenset[str] = frozenset(
-    {"manifest", "seed", "capture", "capture_share", "costs", "dispatch", "overlap", "on_moved", "shadow_share"}
-)
-"""Settings that change no graph."""
 _BLOCKED = {Reason.CAPTURE_FAILED: "failed", Reason.QUARANTINED: "quarantined"}
 
 
@@ -48,11 +41,12 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class KeyVerdict:
-    """What is known of one key; bytes as in `runtime.CaptureCost`."""
+    """What is known of one key; bytes and seconds as in `runtime.CaptureCost`."""
 
     verdict: Verdict
     pool_bytes: int = 0
     driver_bytes: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -60,7 +54,7 @@ class CaptureManifest:
     """The contents of the file.
 
     Attributes:
-        origin: what it holds for, by name.
+        origin: what it holds for, by name; see `origin_of`.
         keys: by the key's text.
         kv_tokens: that fitted beside the graphs.
         traffic: steps that were served; None if there were none.
@@ -72,14 +66,14 @@ class CaptureManifest:
     traffic: TrafficHistogram | None = None
 
     @classmethod
-    def open(cls, config: EngineConfig, device: torch.device) -> tuple[CaptureManifest, str]:
-        """That of the file which ``config``, resolved, names, or an empty one; and why it is empty, if it is.
+    def open(cls, loaded: LoadedModel) -> tuple[CaptureManifest, str]:
+        """That of the file which the config of ``loaded`` names, or an empty one; and why it is empty, if it is.
 
         Raises:
             ConfigError: the file cannot be read, is no manifest, or could not be written.
         """
-        assert config.manifest is not None, "asked for"
-        path, empty = Path(config.manifest), cls(origin=_origin(config, device))
+        assert loaded.config.manifest is not None, "asked for"
+        path, empty = Path(loaded.config.manifest), cls(origin=origin_of(loaded))
         if not path.exists():
             if not path.parent.is_dir() or path.is_dir():
                 raise ConfigError(f"{path} cannot be written", fix="name a file in a folder that there is")
@@ -120,6 +114,7 @@ class CaptureManifest:
                 verdict=verdict,
                 pool_bytes=known.pool_bytes if cost is None else cost.pool_bytes,
                 driver_bytes=known.driver_bytes if cost is None else cost.driver_bytes,
+                seconds=known.seconds if cost is None else round(cost.seconds, 4),
             )
         self.kv_tokens = executor.kv_tokens
         counters = graphed.counters
@@ -165,16 +160,5 @@ def _verdict(entry: Mapping[str, Any]) -> KeyVerdict:
         verdict=Verdict(entry["verdict"]),
         pool_bytes=int(entry["pool_bytes"]),
         driver_bytes=int(entry["driver_bytes"]),
+        seconds=float(entry.get("seconds", 0.0)),  # older files, which are stale, have none
     )
-
-
-def _origin(config: EngineConfig, device: torch.device) -> dict[str, str]:
-    settings = {name: value for name, value in dataclasses.asdict(config).items() if name not in _NO_PART}
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
-    return {
-        "hardware": hardware_name(device),
-        "model": config.model,
-        "torch": str(torch.__version__),
-        "ostinato": __version__,
-        "settings": digest,
-    }

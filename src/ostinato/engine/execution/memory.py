@@ -158,9 +158,9 @@ def _with_samples(loaded: LoadedModel, planned: Iterable[GraphKey]) -> LoadedMod
     tokens = sorted({size for kind in sizes.values() for size in _samples(kind)})
     return _with(
         loaded,
-        kv_tokens=loaded.config.max_model_len,
-        decode_sizes=tuple(decode) or loaded.config.decode_sizes,
-        token_sizes=tuple(tokens) or loaded.config.token_sizes,
+        kv_tokens=max(loaded.config.max_model_len or 0, max(decode, default=0) * loaded.config.page_size, *tokens),
+        decode_sizes=tuple(decode) or None,
+        token_sizes=tuple(tokens) or None,
         shadow_every=0,
     )
 

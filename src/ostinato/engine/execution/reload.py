@@ -1,8 +1,8 @@
 """`EngineWeights`: other weights for a model that serves, written into the tensors that its graphs read.
 
-Everything is read and checked before the first byte is written, so a checkpoint that does not fit leaves the old
-weights whole. Addresses stay, hence graphs stay valid: they are looked at and some are held against eager, not captured
-anew. Owned by `EngineGraphs`.
+Files, names, shapes and dtypes are checked before the first byte is written, so a checkpoint that does not fit leaves
+the old weights whole. Addresses stay, hence graphs stay valid: they are looked at and some are held against eager, not
+captured anew. Owned by `EngineGraphs`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ostinato.engine.execution.executor import Executor
-from ostinato.engine.execution.loading import LoadedModel
+from ostinato.engine.execution.loading import LoadedModel, fitting_tensors
 from ostinato.engine.execution.qualify import qualify_steps
 from ostinato.engine.models import ModelConfig
-from ostinato.engine.weights import ProgressReporter, iter_safetensors, resolve_model
+from ostinato.engine.weights import ProgressReporter, copy_tensors, resolve_model
 from ostinato.errors import CheckpointError, ConfigError
 from ostinato.runtime import GraphKey
 
@@ -61,7 +61,7 @@ class EngineWeights:
         began = time.perf_counter()
         name = self._config.model if model is None else model
         is_dummy = model is None and self._config.load_format == "dummy"
-        fitting = None if is_dummy else self._read(name, progress)
+        fitting = None if is_dummy else self._find(name, progress)
         graphed = self._executor.graphed
         self._executor.finish_shadow()  # of a step with the weights that there are
         graphed.apply_guards()  # else graphs would go on with the tensors that were there before
@@ -69,9 +69,7 @@ class EngineWeights:
         if fitting is None:
             self._executor.model.init_dummy(self._config.seed)
         else:
-            with torch.no_grad():
-                for target, tensor in fitting:
-                    target.copy_(tensor)
+            copy_tensors(fitting, progress=progress)
         if graphed.device.type == "cuda":
             torch.cuda.synchronize(graphed.device)
         self.are_whole, self.source = True, name
@@ -87,15 +85,12 @@ class EngineWeights:
         """``{"source", "reloads", "whole"}``."""
         return {"source": self.source, "reloads": self.num_reloads, "whole": self.are_whole}
 
-    def _read(self, name: str, progress: ProgressReporter | None) -> list[tuple[Tensor, Tensor]]:
-        """Each parameter, or rows of it, and what belongs there, on the host; nothing is written."""
+    def _find(self, name: str, progress: ProgressReporter | None) -> list[tuple[Tensor, Tensor]]:
+        """See `fitting_tensors`."""
         files = resolve_model(name, progress=progress)
         model = self._executor.model
         _check_same(model.config, ModelConfig.from_hf(files.config), name)
-        fitting: list[tuple[Tensor, Tensor]] = []
-        tensors = iter_safetensors(files.directory, progress=progress)
-        model.load_weights(tensors, put=lambda target, tensor: fitting.append((target, tensor)))
-        return fitting
+        return fitting_tensors(model, files)
 
     def _verify(self) -> tuple[GraphKey, ...]:
         """Look at all that any graph reads, and hold the smallest graph of each kind against eager."""

@@ -7,13 +7,14 @@ costs compute at every step; so there ladders are sparse and decode has a tier f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
 from ostinato.engine.layers.linear_tiles import MAX_ROWS, ROW_BUCKETS
-from ostinato.runtime import token_ladder
+from ostinato.runtime import GraphKey, PlannedSizes, decode_ladder, token_ladder
 
-__all__ = ["decode_sizes_for", "kv_tiers_for", "max_captured_tokens", "token_sizes_for"]
+__all__ = ["decode_sizes_for", "kv_tiers_for", "max_captured_tokens", "out_of_reach", "token_sizes_for"]
 
 # An H200 multiplies by a layer's weights for as long as the host launches its kernels, some 0.3 ms, when tokens times
 # weights are so many.
@@ -48,9 +49,16 @@ def token_sizes_for(device_type: str, max_num_batched_tokens: int, layer_weights
     return tuple(sorted({*(size for size in (*few, *more, *between) if size < largest), largest}))
 
 
-def decode_sizes_for(device_type: str, max_num_reqs: int) -> tuple[int, ...] | None:
-    """Request buckets of decode; None leaves the ladder to the runtime."""
-    return _doubling(1, max_num_reqs) if device_type == "cpu" else None
+def decode_sizes_for(device_type: str, max_num_reqs: int, num_pages: int | None = None) -> tuple[int, ...] | None:
+    """Request buckets of decode; None leaves the ladder to the runtime.
+
+    Args:
+        num_pages: of the KV cache, if that is known: each decode needs one.
+    """
+    most = max_num_reqs if num_pages is None else min(max_num_reqs, num_pages)
+    if device_type == "cpu":
+        return _doubling(1, most)
+    return None if most == max_num_reqs else decode_ladder(most)
 
 
 def kv_tiers_for(attention: str, max_model_len: int) -> tuple[int, ...] | None:
@@ -61,6 +69,28 @@ def kv_tiers_for(attention: str, max_model_len: int) -> tuple[int, ...] | None:
     if attention != "torch":
         return None
     return tuple(sorted({min(256, max_model_len), max_model_len}))
+
+
+def out_of_reach(keys: Sequence[GraphKey], *, num_pages: int, page_size: int) -> list[GraphKey]:
+    """Those of ``keys`` that only a step could need which a KV cache of so many pages cannot hold.
+
+    Args:
+        num_pages: the null page not counted; each decode needs one.
+        page_size: in tokens.
+    """
+    planned = PlannedSizes.of(keys)
+    most_decode = _smallest_for(num_pages, planned.decode)
+    most_mixed = _smallest_for(num_pages * page_size, planned.mixed)
+    out = []
+    for key in keys:
+        size, most = (key.num_tokens, most_mixed) if key.uniform_query_len is None else (key.num_reqs or 0, most_decode)
+        if size > most:
+            out.append(key)
+    return out
+
+
+def _smallest_for(most: int, sizes: Sequence[int]) -> int:
+    return min((size for size in sizes if size >= most), default=most)
 
 
 def _doubling(first: int, largest: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Read the tensors of a folder of safetensors files, single or sharded.
+"""The tensors of a folder of safetensors files, single or sharded.
 
 All headers are checked before the first tensor comes out, so that a bad download fails in the first
 second and names its file. Called by model loading. Leaves names as the checkpoint has them.
@@ -6,6 +6,8 @@ second and names its file. Called by model loading. Leaves names as the checkpoi
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from ostinato.engine.text.json_file import read_json_object
 from ostinato.engine.text.optional_import import require
-from ostinato.engine.weights.progress import ProgressReporter, reporting
 from ostinato.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -38,14 +39,23 @@ def checkpoint_bytes(directory: str | Path) -> int:
     return sum(file.stat().st_size for file in _plan(Path(directory)))
 
 
-def iter_safetensors(
-    directory: str | Path, *, progress: ProgressReporter | None = None
-) -> Iterator[tuple[str, Tensor]]:
+def checkpoint_id(directory: str | Path) -> str:
+    """Tells the folder's tensor files from others, without reading them: by names, sizes and times of change.
+
+    Raises:
+        CheckpointError: as `iter_safetensors`.
+    """
+    found = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in _plan(Path(directory))]
+    return hashlib.sha256(json.dumps(found).encode()).hexdigest()[:16]
+
+
+def iter_safetensors(directory: str | Path) -> Iterator[tuple[str, Tensor]]:
     """Yield every (name, tensor) of a folder. Tensors lie on the CPU, in the stored dtype.
+
+    They are mapped, not read: that comes with their first use (`copy_tensors`), and they outlive the iterator.
 
     Args:
         directory: folder with ``model.safetensors``, or shards and ``model.safetensors.index.json``.
-        progress: told about the bytes as they are read.
 
     Raises:
         CheckpointError: a file is missing, truncated or corrupt, or the index names a tensor that its
@@ -56,8 +66,6 @@ def iter_safetensors(
         opened = [(file, stack.enter_context(_open(file)), wanted) for file, wanted in plan.items()]
         for file, handle, wanted in opened:
             _check_names(file, set(handle.keys()), wanted)
-        total = sum(file.stat().st_size for file in plan)
-        reporter = stack.enter_context(reporting(progress, "loading weights", total, "bytes"))
         for file, handle, wanted in opened:
             for name in sorted(handle.keys() if wanted is None else wanted):
                 try:
@@ -65,7 +73,6 @@ def iter_safetensors(
                 except Exception as error:  # the library has several classes for a bad tensor
                     raise CheckpointError(f"cannot read tensor {name!r} of {file}: {error}", fix=_AGAIN) from error
                 yield name, tensor
-                reporter.advance(tensor.numel() * tensor.element_size())
 
 
 def _plan(directory: Path) -> dict[Path, set[str] | None]:

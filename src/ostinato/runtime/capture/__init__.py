@@ -13,7 +13,7 @@ from ostinato.runtime.capture.externals import External
 from ostinato.runtime.capture.gate import CaptureGate
 from ostinato.runtime.capture.generation import Generation
 from ostinato.runtime.capture.generators import GeneratorLog, GeneratorStates, generators_in
-from ostinato.runtime.capture.hardware import hardware_name
+from ostinato.runtime.capture.hardware import driver_version, hardware_name
 from ostinato.runtime.capture.select import BACKENDS, as_device, select_backend
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "GraphStep",
     "PoolMemory",
     "as_device",
+    "driver_version",
     "generators_in",
     "hardware_name",
     "select_backend",

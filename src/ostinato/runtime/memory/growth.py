@@ -28,12 +28,14 @@ class CaptureCost:
         num_tokens: of its key.
         pool_bytes: that the allocator had to add.
         driver_bytes: that left the device beside the allocator: the executable, and kernels loaded for it.
+        seconds: of wall time, warm-up not counted.
     """
 
     kind: GraphKind
     num_tokens: int
     pool_bytes: int
     driver_bytes: int
+    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)

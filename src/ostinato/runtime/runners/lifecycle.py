@@ -77,8 +77,8 @@ def capture_all(
                 on_done(key, None)
                 continue
             report.captured.append(key)
-            report.costs[key] = _cost(key, usage, backend.usage())
             seconds = time.perf_counter() - began
+            report.costs[key] = _cost(key, usage, backend.usage(), seconds)
             bus.emit(GraphCaptured(key=str(key), seconds=seconds, segments=plan.num_segments, nodes=plan.num_nodes))
             if plan.num_missing_breaks:
                 got = len(plan.breaks)
@@ -88,13 +88,14 @@ def capture_all(
     return report
 
 
-def _cost(key: GraphKey, before: DeviceUsage, after: DeviceUsage) -> CaptureCost:
+def _cost(key: GraphKey, before: DeviceUsage, after: DeviceUsage, seconds: float) -> CaptureCost:
     # A capture may let go of memory that was cached for others: that is no negative cost.
     return CaptureCost(
         kind=key.kind,
         num_tokens=key.num_tokens,
         pool_bytes=max(0, after.allocator_bytes - before.allocator_bytes),
         driver_bytes=max(0, after.driver_bytes - before.driver_bytes),
+        seconds=seconds,
     )
 
 

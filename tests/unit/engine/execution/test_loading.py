@@ -13,6 +13,7 @@ import torch
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.execution import load_model, memory_budget
 from ostinato.engine.execution.loading import find_device
+from ostinato.engine.weights import parallel_copy
 from ostinato.errors import (
     CheckpointError,
     ConfigError,
@@ -168,12 +169,10 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_allocated(
 
 
 def test_weights_that_the_allocator_refuses(tiny_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    from ostinato.engine.models import DecoderModel
-
     def fails(*_: Any) -> None:
         raise torch.OutOfMemoryError("planted")
 
-    monkeypatch.setattr(DecoderModel, "load_weights", fails)
+    monkeypatch.setattr(parallel_copy, "_copy_on_host", fails)
     with pytest.raises(OutOfMemoryError, match="do not fit") as caught:
         load(tiny_dir("llama"))
     assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)

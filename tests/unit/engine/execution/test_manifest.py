@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from ostinato.engine.execution.kv_pool import KvPool
 from ostinato.errors import ConfigError
 from ostinato.runtime import Reason
 from ostinato.telemetry import GraphCaptured, KeyDropped, MemorySink
+from ostinato.testing.tiny_models import write_tiny_model
 
 SETTINGS: dict[str, Any] = {
     "device": "cpu",
@@ -30,9 +33,9 @@ PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
 
 @pytest.fixture
 def start(tiny_dir: Callable[[str], Path], tmp_path: Path) -> Callable[..., LLM]:
-    def make(**changes: Any) -> LLM:
+    def make(*, folder: Path | None = None, **changes: Any) -> LLM:
         settings = {**SETTINGS, "manifest": str(tmp_path / "manifest.json"), **changes}
-        return LLM(str(tiny_dir("llama")), **settings)
+        return LLM(str(folder or tiny_dir("llama")), **settings)
 
     return make
 
@@ -48,6 +51,8 @@ def test_it_is_written_after_capture_and_at_the_end(start: Callable[..., LLM], t
         first = read(tmp_path)
         assert list(first["keys"]) == keys and {entry["verdict"] for entry in first["keys"].values()} == {"captured"}
         assert sum(entry["pool_bytes"] for entry in first["keys"].values()) == llm.stats()["graphs"]["pool_bytes"]
+        seconds = [entry["seconds"] for entry in first["keys"].values()]
+        assert min(seconds) > 0 and sum(seconds) <= llm.stats()["graphs"]["capture_seconds"] + 0.001
         assert first["traffic"] is None and first["kv_tokens"] == 256
         llm.generate([[1, 2, 3], [4]], PARAMS)
         histogram = llm.stats()["dispatch"]["histogram"]
@@ -94,6 +99,51 @@ def test_another_version_makes_it_stale(start: Callable[..., LLM], tmp_path: Pat
     (tmp_path / "manifest.json").write_text(json.dumps(document))
     with start() as llm:
         assert "torch was 2.0" in llm.stats()["config"]["reasons"]["manifest"]
+
+
+def test_another_model_at_the_same_path_makes_it_stale(start: Callable[..., LLM], tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model", "llama")
+    start(folder=folder).close()
+    before = read(tmp_path)
+    shutil.rmtree(folder)
+    write_tiny_model(folder, "qwen3")
+    with start(folder=folder) as llm:
+        assert "it is stale: model config was llama " in llm.stats()["config"]["reasons"]["manifest"]
+        assert ", and is qwen3 " in llm.stats()["config"]["reasons"]["manifest"]
+    assert read(tmp_path)["origin"]["model config"] != before["origin"]["model config"], "replaced"
+    assert read(tmp_path)["origin"]["model"] == before["origin"]["model"]
+
+
+def test_other_weights_in_the_same_folder_make_it_stale(start: Callable[..., LLM], tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model", "llama", seed=1)
+    start(folder=folder).close()
+    with start(folder=folder) as llm:
+        assert "used" in llm.stats()["config"]["reasons"]["manifest"], "nothing has changed"
+    write_tiny_model(folder, "llama", seed=2)
+    with start(folder=folder) as llm:
+        assert "it is stale: weights was" in llm.stats()["config"]["reasons"]["manifest"]
+    with start(folder=folder, load_format="dummy") as llm:
+        assert "and is dummy" in llm.stats()["config"]["reasons"]["manifest"]
+
+
+def test_another_compiler_makes_it_stale(start: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    version = metadata.version
+    with monkeypatch.context() as patched:
+        patched.setattr(metadata, "version", lambda name: "1.0" if name == "triton" else version(name))
+        start().close()
+    with start() as llm:
+        assert "it is stale: triton was 1.0, and is" in llm.stats()["config"]["reasons"]["manifest"]
+
+
+def test_a_file_of_an_older_version_is_stale_and_no_error(start: Callable[..., LLM], tmp_path: Path) -> None:
+    start().close()
+    document = read(tmp_path)
+    del document["origin"]["weights"]
+    for entry in document["keys"].values():
+        del entry["seconds"]
+    (tmp_path / "manifest.json").write_text(json.dumps(document))
+    with start() as llm:
+        assert "it is stale: weights was unknown" in llm.stats()["config"]["reasons"]["manifest"]
 
 
 def test_settings_that_change_no_graph_leave_it_valid(start: Callable[..., LLM]) -> None:

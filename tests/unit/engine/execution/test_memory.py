@@ -59,10 +59,10 @@ def test_a_budget_that_cannot_hold_one_request_names_the_knobs(loaded: LoadedMod
 
 
 def test_what_was_asked_for_is_what_is_counted(loaded: LoadedModel) -> None:
-    config = dataclasses.replace(loaded.config, kv_tokens=300)
+    config = dataclasses.replace(loaded.config, kv_tokens=1100)
     found = forecast_memory(dataclasses.replace(loaded, config=config))
-    assert found.kv_tokens == 304
-    with pytest.raises(OutOfMemoryError, match="300 KV tokens need"):
+    assert found.kv_tokens == 1104
+    with pytest.raises(OutOfMemoryError, match="1100 KV tokens need"):
         few = sum(found.predicted.values()) - found.predicted["KV cache"] + 1000
         forecast_memory(dataclasses.replace(loaded, config=config), budget_bytes=few)
 

@@ -6,7 +6,14 @@ from itertools import pairwise
 
 import pytest
 
-from ostinato.engine.execution.sizes import decode_sizes_for, kv_tiers_for, max_captured_tokens, token_sizes_for
+from ostinato.engine.execution.sizes import (
+    decode_sizes_for,
+    kv_tiers_for,
+    max_captured_tokens,
+    out_of_reach,
+    token_sizes_for,
+)
+from ostinato.runtime import GraphKey, RuntimeMode
 
 
 @pytest.mark.parametrize(
@@ -22,6 +29,30 @@ from ostinato.engine.execution.sizes import decode_sizes_for, kv_tiers_for, max_
 def test_a_cpu_doubles_up_to_the_peak(largest: int, decode: tuple[int, ...], token: tuple[int, ...]) -> None:
     assert decode_sizes_for("cpu", largest) == decode
     assert token_sizes_for("cpu", largest, 1) == token
+
+
+@pytest.mark.parametrize(
+    ("device", "num_pages", "sizes"),
+    [("cpu", 5, (1, 2, 4, 5)), ("cpu", 64, (1, 2, 4, 8, 16)), ("cuda", 5, (1, 2, 4, 5)), ("cuda", 16, None)],
+)
+def test_no_decode_without_a_page(device: str, num_pages: int, sizes: tuple[int, ...] | None) -> None:
+    assert decode_sizes_for(device, 16, num_pages) == sizes
+
+
+def test_what_is_out_of_reach_of_a_cache() -> None:
+    def decode(num_reqs: int) -> GraphKey:
+        return GraphKey(
+            runtime_mode=RuntimeMode.FULL, num_tokens=num_reqs, num_reqs=num_reqs, uniform_query_len=1, kv_tier=64
+        )
+
+    def mixed(num_tokens: int, mode: RuntimeMode = RuntimeMode.PIECEWISE) -> GraphKey:
+        return GraphKey(runtime_mode=mode, num_tokens=num_tokens, num_reqs=None if mode is RuntimeMode.PIECEWISE else 4)
+
+    full = RuntimeMode.FULL
+    keys = [mixed(256), mixed(128), mixed(64), mixed(64, full), mixed(16, full), decode(16), decode(8), decode(4)]
+    assert out_of_reach(keys, num_pages=5, page_size=16) == [keys[0], keys[5]], "8 and 128 hold steps of 5 and 80"
+    assert out_of_reach(keys, num_pages=4, page_size=16) == [keys[0], keys[1], keys[5], keys[6]]
+    assert out_of_reach(keys, num_pages=100, page_size=16) == [] == out_of_reach([], num_pages=1, page_size=16)
 
 
 def test_a_gpu_leaves_decode_to_the_runtime() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from ostinato.engine.weights import checkpoint_bytes, iter_safetensors
+from ostinato.engine.weights import checkpoint_bytes, checkpoint_id, iter_safetensors, tensor_files
 from ostinato.errors import CheckpointError
 
 SHARDS = {
@@ -36,14 +38,12 @@ def read(folder: Path) -> dict[str, torch.Tensor]:
     return dict(iter_safetensors(folder))
 
 
-def test_a_single_file(tmp_path: Path, progress) -> None:
+def test_a_single_file(tmp_path: Path) -> None:
     tensors = {"x": torch.randn(3, 4), "y": torch.arange(7)}
     save_file(tensors, tmp_path / "model.safetensors")
-    out = dict(iter_safetensors(tmp_path, progress=progress))
+    out = read(tmp_path)
     assert out.keys() == tensors.keys() and all(torch.equal(out[name], tensors[name]) for name in tensors)
-    total = (tmp_path / "model.safetensors").stat().st_size
-    assert progress.works == [["loading weights", total, 3 * 4 * 4 + 7 * 8, True]]
-    assert checkpoint_bytes(tmp_path) == total
+    assert checkpoint_bytes(tmp_path) == (tmp_path / "model.safetensors").stat().st_size
 
 
 def test_shards_give_every_tensor_once_in_its_dtype(sharded: Path) -> None:
@@ -116,8 +116,44 @@ def test_an_empty_folder_says_what_to_do(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_progress_finishes_when_the_reader_stops_early(sharded: Path, progress) -> None:
-    tensors = iter_safetensors(sharded, progress=progress)
-    next(tensors)
-    tensors.close()
-    assert progress.works[0][3] is True
+def test_a_tensor_that_cannot_be_read_is_named_with_its_file(sharded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        """A shard whose second tensor is bad."""
+
+        def __init__(self, handle: Any) -> None:
+            self._handle = handle
+
+        def __enter__(self) -> Broken:
+            self._handle.__enter__()
+            return self
+
+        def __exit__(self, *error: Any) -> None:
+            closed.append(self)
+            self._handle.__exit__(*error)
+
+        def keys(self) -> list[str]:
+            return list(self._handle.keys())
+
+        def get_tensor(self, name: str) -> torch.Tensor:
+            if name == "c":
+                raise RuntimeError("bad bytes")
+            return self._handle.get_tensor(name)
+
+    closed: list[Broken] = []
+    opened = tensor_files._open
+    monkeypatch.setattr(tensor_files, "_open", lambda file: Broken(opened(file)))
+    with pytest.raises(CheckpointError, match=r"cannot read tensor 'c' of .*model-00002-of-00002.*bad bytes.*Fix:"):
+        read(sharded)
+    assert len(closed) == 2, "nothing stays open"
+
+
+def test_the_id_tells_files_apart(sharded: Path) -> None:
+    before = checkpoint_id(sharded)
+    assert checkpoint_id(sharded) == before
+    file = sharded / "model-00002-of-00002.safetensors"
+    save_file({"c": torch.ones(5, dtype=torch.float16)}, file)
+    os.utime(file, ns=(1, 1))
+    other = checkpoint_id(sharded)
+    assert other != before
+    os.utime(file, ns=(1, 2))
+    assert checkpoint_id(sharded) not in (before, other)

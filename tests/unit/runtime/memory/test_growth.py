@@ -11,7 +11,7 @@ from ostinato.runtime.memory.growth import CaptureCost, GraphGrowth
 
 
 def cost(tokens: int, pool: int, driver: int = 0) -> CaptureCost:
-    return CaptureCost(kind="full", num_tokens=tokens, pool_bytes=pool, driver_bytes=driver)
+    return CaptureCost(kind="full", num_tokens=tokens, pool_bytes=pool, driver_bytes=driver, seconds=0.1)
 
 
 def test_the_first_capture_lies_on_no_line() -> None:
@@ -40,7 +40,7 @@ def test_three_samples_are_needed(num_samples: int) -> None:
 
 def test_each_kind_has_its_own_first_capture() -> None:
     def piecewise(tokens: int, pool: int) -> CaptureCost:
-        return CaptureCost(kind="piecewise", num_tokens=tokens, pool_bytes=pool, driver_bytes=9)
+        return CaptureCost(kind="piecewise", num_tokens=tokens, pool_bytes=pool, driver_bytes=9, seconds=0.1)
 
     growth = GraphGrowth.fit([piecewise(64, 700), cost(8, 5000), *[piecewise(32, 3)] * 2, *[cost(4, 1)] * 2])
     assert growth.predict([("full", 2), ("piecewise", 16)]) == (700 + 5000 + 6 + 2 + 1 + 3, 3 * 9 + 9)

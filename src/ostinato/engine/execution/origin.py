@@ -1,0 +1,59 @@
+"""What a manifest holds for: machine, model, weights, versions and settings. Any difference makes it stale.
+
+The name of a model is not the model: another one may lie in the same folder by now. So its configuration and its tensor
+files count too. Called by `CaptureManifest`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from importlib import metadata
+from typing import Final
+
+import torch
+
+from ostinato._version import __version__
+from ostinato.engine.execution.loading import LoadedModel
+from ostinato.runtime import driver_version, hardware_name
+
+__all__ = ["origin_of"]
+
+_NO_PART: Final = frozenset(
+    {"manifest", "seed", "capture", "capture_share", "costs", "dispatch", "overlap", "on_moved", "shadow_share"}
+)
+"""Settings that change no graph."""
+
+
+def origin_of(loaded: LoadedModel) -> dict[str, str]:
+    """Facts by name, each short enough for a message."""
+    settings = {name: value for name, value in dataclasses.asdict(loaded.config).items() if name not in _NO_PART}
+    return {
+        "hardware": hardware_name(loaded.device),
+        **_driver_of(loaded.device),
+        "model": loaded.config.model,
+        "model config": f"{loaded.model.config.family} {_digest(dataclasses.asdict(loaded.model.config))}",
+        "weights": loaded.weights_id,
+        "torch": str(torch.__version__),
+        **_triton(),
+        "ostinato": __version__,
+        "settings": _digest(settings),
+    }
+
+
+def _driver_of(device: torch.device) -> dict[str, str]:
+    return {"CUDA": str(torch.version.cuda), "driver": driver_version()} if device.type == "cuda" else {}
+
+
+def _triton() -> dict[str, str]:
+    for package in ("triton", "pytorch-triton"):
+        try:
+            return {"triton": metadata.version(package)}
+        except metadata.PackageNotFoundError:
+            continue
+    return {}
+
+
+def _digest(values: dict[str, object]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]
