@@ -21,6 +21,7 @@ class Target:
 
     Attributes:
         max_model_len: the longest context that the model has.
+        layer_weights: of one layer; where the default ladder ends depends on it.
         costs: bytes and operations of a step.
     """
 
@@ -28,6 +29,7 @@ class Target:
     dtype: torch.dtype
     vocab_size: int
     max_model_len: int
+    layer_weights: int
     costs: ModelCosts
 
 
@@ -49,6 +51,7 @@ def find_target(config: EngineConfig) -> Target:
         dtype=dtype,
         vocab_size=model.vocab_size,
         max_model_len=model.max_model_len,
+        layer_weights=model.layer_weights,
         costs=model_costs(model, dtype),
     )
 

@@ -19,7 +19,7 @@ _LINES: Final[dict[str, tuple[str, str, tuple[str, ...], bool]]] = {
     "surface": ("tokens", "step_ms", ("variant",), True),
     "segments": ("segments", "off_us", ("callable",), True),
     "checks": ("watched", "both_us", ("callable", "guards"), False),
-    "dispatch": ("sizes", "worst_percent", ("kind",), False),
+    "dispatch": ("sizes", "worst_percent", ("mode", "kind", "ladder"), False),
     "executables": ("nodes", "other_host_us", ("executables",), False),
     "growth": ("batch", "step_ms", ("context",), True),
     "serve": ("rate", "ttft_ms_p99", ("mode",), True),
@@ -97,7 +97,7 @@ def _lines(axes: Any, document: Mapping[str, Any]) -> None:
     for row in document["rows"]:
         if row.get(x) is None or row.get(y) is None:
             continue
-        label = ", ".join(f"{row[name]} {_UNITS.get(name, '')}".strip() for name in names)
+        label = ", ".join(f"{row[name]} {_UNITS.get(name, '')}".strip() for name in names if name in row)
         lines.setdefault(label, []).append((row[x], row[y]))
         if "floor_ms" in row:
             floors[row[x]] = row["floor_ms"]

@@ -46,7 +46,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     "surface": _scenario("every way to make graphs, by tokens and requests", 5, "variants", "tokens", "requests"),
     "segments": _scenario("host time of a replay, by segments and checks", 100, "tokens", "segments", "peers"),
     "checks": _scenario("host time of the decision and the guards before a replay, by level", 20),
-    "dispatch": _scenario("how far decisions by measured cost are off the best, for every size", 1, "tokens"),
+    "dispatch": _scenario("how far decisions by measured cost are off the best, for every size", 1, "modes", "tokens"),
     "executables": _scenario("memory that shared executables save, and what a switch costs", 50, "prompt_tokens"),
     "startup": _scenario("seconds from process start to first token, by stage", 3, "modes", "prompt_tokens", "is_cold"),
     "serve": _scenario(
