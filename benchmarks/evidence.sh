@@ -30,6 +30,7 @@ dispatch() { bench dispatch --model $small; }
 surface() { bench surface --model $small; }
 surface_large() { bench surface --model $large --repeats 3; }
 serve() { bench serve --model $small --modes auto,none --rates 50,200 --num-requests 400 --output-tokens 64; }
+background() { bench background --model $small; }
 peers() { # other systems of this installation, in the run that measures ours
     bench decode --model $small --modes auto --batches 1,29 --no-profile --repeats 1 \
         --peer transformers-eager --peer transformers-static --peer transformers-continuous
@@ -67,7 +68,7 @@ explain() { # what every way to run a step costs, and what is chosen; measured o
 growth() { "$python" benchmarks/growth.py --model $small --json "$out/"; }
 host() { "$python" benchmarks/host_step.py --json "$out/"; }
 
-all=(tests decode prefill memory startup qualify segments checks dispatch executables decode_large startup_large explain growth host surface surface_large serve peers)
+all=(tests decode prefill memory startup qualify segments checks dispatch executables decode_large startup_large explain growth host surface surface_large serve background peers)
 stages=("$@") failed=()
 [ ${#stages[@]} -eq 0 ] && stages=("${all[@]}")
 for stage in "${stages[@]}"; do

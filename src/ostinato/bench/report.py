@@ -37,6 +37,10 @@ _COLUMNS: Final[dict[str, tuple[str, ...]]] = {
         "mode", "caches", "total_s", "interpreter_s", "imports_s", "weights_s", "warm_up_s", "capture_s",
         "first_token_s", "num_graphs",
     ),
+    "background": (
+        "mode", "rate", "capture", "part", "start_s", "load_s", "settled_s", "steps", "hit_percent", "captured",
+        "pending", "ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50", "tpot_ms_p99",
+    ),
     "serve": (
         "mode", "load", "num_requests", "num_failed", "requests_per_s", "output_tokens_per_s", "ttft_ms_p50",
         "ttft_ms_p99", "tpot_ms_p50", "tpot_ms_p99", "goodput_percent", "goodput_per_s",
@@ -48,7 +52,8 @@ def report(document: Mapping[str, Any]) -> str:
     """The table of ``document`` (see `Evidence.to_dict`), and what failed, was skipped or stopped paying."""
     bench = document["bench"]
     parts = [f"{bench} of {document['model']} on {document['hardware']}, {document['date']}"]
-    parts.append(markdown_table(document["rows"], _COLUMNS[bench]) if document["rows"] else "no rows")
+    rows = [row for row in document["rows"] if row.get("part") != "window"]  # those are for the plot
+    parts.append(markdown_table(rows, _COLUMNS[bench]) if rows else "no rows")
     if document.get("crossovers"):
         parts.append("Where a graph stops paying, in tokens of a step:")
         parts.append(markdown_table(document["crossovers"], tuple(document["crossovers"][0])))

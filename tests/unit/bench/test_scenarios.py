@@ -252,6 +252,29 @@ def test_serve_at_a_rate_and_from_a_trace(model: Path, tmp_path: Path) -> None:
     assert (row["load"], row["num_requests"], row["num_skipped"]) == ("some x1", 1, 1)
 
 
+def test_background(model: Path) -> None:
+    sizes = {"decode_sizes": (1, 4), "token_sizes": (16,), "max_num_reqs": 4, "capture": "background"}
+    found = run(
+        model, "background", rates=(50.0,), prompt_tokens=5, output_tokens=3, engine={**sizes, "capture_share": 0.9}
+    )
+    assert found.failed == {}
+    parts = {(row["capture"], row["part"]): row for row in found.rows if row["part"] != "window"}
+    assert set(parts) == {("background", "all"), ("background", "settled"), ("eager", "all")}
+    windows = {name: [row for row in found.rows if row["capture"] == name and row["part"] == "window"]
+               for name in ("background", "eager")}  # fmt: skip
+    late, early = windows["background"], windows["eager"]
+    assert late[0]["hit_percent"] < 100, "it answers before there are graphs"
+    assert [row["pending"] for row in late] == sorted((row["pending"] for row in late), reverse=True)
+    assert late[-1]["pending"] == 0 and sum(row["captured"] for row in late) == late[-1]["graphs"] > 0
+    assert parts["background", "settled"]["hit_percent"] == parts["eager", "all"]["hit_percent"] == 100
+    assert parts["background", "all"]["hit_percent"] < 100
+    assert all(row["captured"] == 0 and row["graphs"] == late[-1]["graphs"] for row in early)
+    for row in (*late[1:], *early[1:]):
+        assert row["seconds"] > 0 and row["steps"] > 0
+    assert parts["eager", "all"]["num_requests"] == pytest.approx(parts["background", "all"]["num_requests"], abs=2)
+    assert parts["background", "all"]["ttft_ms_p50"] > 0 and parts["background", "all"]["tpot_ms_p99"] > 0
+
+
 def test_a_row_that_fails_keeps_the_others(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     original = decode._row
 
