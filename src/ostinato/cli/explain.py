@@ -100,6 +100,9 @@ def explain(
     configs = [dataclasses.replace(config, partition=name) for name in names]
     if partitions is not None and not measure and costs is None:
         raise ConfigError("--partitions compares what was measured", fix="add --measure, or --costs with a file")
+    if measure and "auto" in names:
+        fix = "name what to measure: --partitions breakable,fx,inductor"
+        raise ConfigError("partition auto goes by what was measured before", fix=fix)
     if context is not None and asked is None:
         raise ConfigError("--context belongs to a step", fix="add --decode, --prefill or --mixed")
     from ostinato.cli.progress import progress_on_stderr

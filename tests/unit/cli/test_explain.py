@@ -203,6 +203,10 @@ def test_costs_are_measured_kept_and_read(
     assert again["step"]["decisions"] == [found["step"]["decisions"][1]]
     both = explained("--mixed", "1+7", "--partitions", "breakable,fx", "--costs", costs, *LIMITS)["step"]["decisions"]
     assert [one["partition"] for one in both] == ["breakable", "fx"] and all(one["cost_ms"] for one in both)
+    auto = explained("--prefill", "20", "--partition", "auto", "--costs", costs, *LIMITS)
+    assert auto["asked"]["partition"] == "auto" and auto["reasons"][0].startswith("partition auto is ")
+    (decision,) = auto["step"]["decisions"]
+    assert decision["partition"] == auto["resolved"]["partition"] in ("breakable", "fx")
     # For people.
     args = ["explain", "--model", model, "--load-format", "dummy", "--device", "cpu", "--measure", "--costs", costs]
     assert ostinato_command(*args, *LIMITS) == 0
@@ -236,6 +240,7 @@ def test_costs_that_are_not_there(ostinato_command: Command, capsys: Capture, mo
     [
         (["--mode", "piecewize"], "OST101", "unknown mode 'piecewize'"),
         (["--partition", "fxx"], "OST101", "unknown partition 'fxx'"),
+        (["--partition", "auto", "--measure"], "OST100", "goes by what was measured before"),
         (("--partitions", "fx,breakable"), "OST100", "add --measure"),
         (("--context", "64"), "OST100", "belongs to a step"),
         (["--compile", "gcc"], "OST101", "unknown compile 'gcc'"),

@@ -81,7 +81,7 @@ def test_a_workspace_that_would_grow_between_two_late_captures_is_caught(order):
     with make(fn, sizes=(8, 24)).defer_capture() as graphed:
         large, small = graphed.pending
         first, then = (large, small) if order == "largest first" else (small, large)
-        assert [key for key in graphed.capture_late([first]).captured] == [first]
+        assert list(graphed.capture_late([first]).captured) == [first]
         memory = workspace.reserve(1).data_ptr()
         report = graphed.capture_late([then])
         assert workspace.reserve(1).data_ptr() == memory, "the graph that is there writes to it"

@@ -12,6 +12,7 @@ import torch
 from ostinato.engine.before_torch import begin_triton_key
 from ostinato.engine.config import EngineConfig, resolve_engine_config
 from ostinato.engine.execution.memory_budget import check_weights_fit
+from ostinato.engine.execution.stored_costs import settle_partition
 from ostinato.engine.models import DecoderModel, ModelConfig, build_model
 from ostinato.engine.text import Tokenizer
 from ostinato.engine.weights import ModelFiles, ProgressReporter, checkpoint_dtype, iter_safetensors, resolve_model
@@ -71,6 +72,9 @@ def load_model(config: EngineConfig, *, progress: ProgressReporter | None = None
     resolved, reasons = resolve_engine_config(
         config, "cuda" if is_cuda else "cpu", model_config.max_model_len, checkpoint_dtype(files)
     )
+    resolved, why = settle_partition(resolved, device, model_config)
+    if why is not None:
+        reasons["partition"] = why
     dtype: torch.dtype = getattr(torch, resolved.dtype)
     max_len = resolved.max_model_len
     with torch.device("meta"):
