@@ -11,6 +11,7 @@ cd "$(dirname "$0")/.."
 export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 python=${PYTHON:-python3} out=${OUT:?name a folder for the results}
 small=benchmarks/models/llama-3.2-1b large=benchmarks/models/llama-3.1-8b
+other=benchmarks/models/qwen1.5-1.8b # a key head for each query head, biases, an untied head
 mkdir -p "$out"
 
 ostinato() { "$python" -m ostinato "$@"; }
@@ -33,6 +34,7 @@ serve() { # TRACE=file.csv replays its first TRACE_REQUESTS (2000) too, TRACE_SP
     [ -z "${TRACE:-}" ] || bench serve --model $small --modes auto,none --trace "$TRACE" \
         --trace-speed "${TRACE_SPEED:-1}" --num-requests "${TRACE_REQUESTS:-2000}"
 }
+background() { bench background --model $small; }
 peers() { # other systems of this installation, in the run that measures ours
     bench decode --model $small --modes auto --batches 1,29 --no-profile --repeats 1 \
         --peer transformers-eager --peer transformers-static --peer transformers-continuous
@@ -73,21 +75,23 @@ caches() {
     export PYTHONPYCACHEPREFIX=${PYTHONPYCACHEPREFIX:-$(mktemp -d)}
 }
 memory() { # three shapes: predicted, and measured on a whole engine
-    ostinato memory --model $small --load-format dummy --measure --json >"$out/memory_llama-3.2-1b.json" &&
-        ostinato memory --model $large --load-format dummy --measure --json >"$out/memory_llama-3.1-8b.json" &&
-        ostinato memory --model $small --load-format dummy --max-num-reqs 64 --max-model-len 2048 --mode piecewise \
-            --measure --json >"$out/memory_llama-3.2-1b_piecewise.json"
+    for model in $small $large $other; do
+        ostinato memory --model $model --load-format dummy --measure --json >"$out/memory_${model##*/}.json" || return 1
+    done
 }
 qualify() { ostinato qualify --model $small --load-format dummy --json >"$out/qualify_llama-3.2-1b.json"; }
-explain() { # what every way to run a step costs, and what is chosen
-    ostinato explain --model $small --load-format dummy --decode 29 --measure --partitions breakable,fx,inductor \
-        --json >"$out/explain_llama-3.2-1b.json"
+explain() { # what every way to run a step costs, and what is chosen; measured once
+    local file="$out/explain_${small##*/}" partitions=breakable,fx,inductor
+    ask() { ostinato explain --model $small --load-format dummy --costs "$out/costs.json" --partitions $partitions --json "$@"; }
+    ask --decode 29 --measure >"${file}_decode-29.json" &&
+        ask --prefill 173 >"${file}_prefill-173.json" &&
+        ask --mixed 12+200 >"${file}_mixed-12+200.json"
 }
 growth() { "$python" benchmarks/growth.py --model $small --json "$out/"; }
 host() { "$python" benchmarks/host_step.py --json "$out/"; }
 host_parts() { "$python" benchmarks/host_parts.py --model $small --json "$out/"; }
 
-all=(tests decode prefill memory startup startup_files qualify segments checks dispatch executables decode_large startup_large explain growth host host_parts tune surface surface_large serve peers)
+all=(tests decode prefill memory startup startup_files qualify segments checks dispatch executables decode_large startup_large explain growth host host_parts tune surface surface_large serve background peers)
 stages=("$@") failed=()
 [ ${#stages[@]} -eq 0 ] && stages=("${all[@]}")
 for stage in "${stages[@]}"; do

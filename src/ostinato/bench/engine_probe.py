@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from ostinato import LLM
 
 __all__ = [
+    "Coverage",
     "check_guards",
+    "coverage_of",
     "decode_key",
     "facade_of",
     "fill_decode_inputs",
@@ -39,6 +41,23 @@ __all__ = [
 def facade_of(llm: LLM) -> Graphed:
     """The one `Graphed` of an engine."""
     return llm._require_open().graphed
+
+
+class Coverage(NamedTuple):
+    """How far an engine's steps run on graphs, so far."""
+
+    num_steps: int
+    num_eager: int
+    num_graphs: int
+    num_pending: int
+
+
+def coverage_of(llm: LLM) -> Coverage:
+    """As it is now; takes microseconds."""
+    graphed = facade_of(llm)
+    counters = graphed.counters
+    eager = counters.by_runtime_mode[RuntimeMode.EAGER.value]
+    return Coverage(counters.steps, eager, len(graphed.plans), len(graphed.pending))
 
 
 def model_of(llm: LLM) -> torch.nn.Module:

@@ -21,6 +21,7 @@ class Target:
 
     Attributes:
         max_model_len: the longest context that the model has.
+        layer_weights: of one layer; where the default ladder ends depends on it.
         costs: bytes and operations of a step.
         has_tokenizer: whether an engine of it makes text by itself.
     """
@@ -29,6 +30,7 @@ class Target:
     dtype: torch.dtype
     vocab_size: int
     max_model_len: int
+    layer_weights: int
     costs: ModelCosts
     has_tokenizer: bool = True
 
@@ -51,6 +53,7 @@ def find_target(config: EngineConfig) -> Target:
         dtype=dtype,
         vocab_size=model.vocab_size,
         max_model_len=model.max_model_len,
+        layer_weights=model.layer_weights,
         costs=model_costs(model, dtype),
         has_tokenizer=(files.directory / "tokenizer.json").exists(),
     )

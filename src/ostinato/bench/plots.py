@@ -19,14 +19,20 @@ _LINES: Final[dict[str, tuple[str, str, tuple[str, ...], bool]]] = {
     "surface": ("tokens", "step_ms", ("variant",), True),
     "segments": ("segments", "off_us", ("callable",), True),
     "checks": ("watched", "both_us", ("callable", "guards"), False),
-    "dispatch": ("sizes", "worst_percent", ("kind",), False),
+    "dispatch": ("sizes", "worst_percent", ("mode", "kind", "ladder"), False),
     "executables": ("nodes", "other_host_us", ("executables",), False),
     "growth": ("batch", "step_ms", ("context",), True),
     "serve": ("rate", "ttft_ms_p99", ("mode",), True),
+    "background": ("seconds", "hit_percent", ("mode", "capture"), False),
 }
-_PANELS: Final = {"surface": "requests"}
+_PANELS: Final = {"surface": "requests", "background": "rate"}
 """bench -> what tells panels apart, side by side on one scale."""
-_UNITS: Final = {"requests": "requests", "context": "tokens of context", "queued": "queued"}
+_UNITS: Final = {
+    "requests": "requests",
+    "rate": "requests a second",
+    "context": "tokens of context",
+    "queued": "queued",
+}
 _LABELS: Final = {
     "batch": "requests at once",
     "tpot_ms": "time per output token, ms",
@@ -36,6 +42,8 @@ _LABELS: Final = {
     "segments": "segments",
     "off_us": "host time of a replay, us",
     "rate": "requests a second",
+    "seconds": "seconds from the engine's start",
+    "hit_percent": "steps on graphs, %",
     "scheduler_us": "scheduling of a step, us",
     "watched": "tensors that are watched",
     "both_us": "decision and guards, us",
@@ -97,7 +105,7 @@ def _lines(axes: Any, document: Mapping[str, Any]) -> None:
     for row in document["rows"]:
         if row.get(x) is None or row.get(y) is None:
             continue
-        label = ", ".join(f"{row[name]} {_UNITS.get(name, '')}".strip() for name in names)
+        label = ", ".join(f"{row[name]} {_UNITS.get(name, '')}".strip() for name in names if name in row)
         lines.setdefault(label, []).append((row[x], row[y]))
         if "floor_ms" in row:
             floors[row[x]] = row["floor_ms"]
@@ -105,7 +113,8 @@ def _lines(axes: Any, document: Mapping[str, Any]) -> None:
         axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3, label=label)
     if floors:
         axes.plot(*zip(*sorted(floors.items()), strict=True), linestyle=":", color="black", label="floor")
-    axes.set_xscale("log", base=2)
+    if x != "seconds":
+        axes.set_xscale("log", base=2)
     if is_log:
         axes.set_yscale("log")
     else:

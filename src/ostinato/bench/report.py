@@ -26,8 +26,8 @@ _COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "checks": ("callable", "guards", "watched", "decide_us", "guards_us", "both_us", "both_us_spread"),
     "dispatch": (
-        "kind", "sizes", "weighed", "worst_percent", "worst_at", "mean_percent", "over_percent", "order_worst_percent",
-        "order_mean_percent",
+        "mode", "kind", "ladder", "sizes", "weighed", "one_way", "worst_percent", "worst_at", "mean_percent",
+        "over_percent", "order_worst_percent", "order_mean_percent",
     ),
     "executables": (
         "executables", "kind", "graphs", "segments", "num_executables", "nodes", "executable_bytes", "sizes",
@@ -36,6 +36,10 @@ _COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "startup": (
         "mode", "caches", "total_s", "interpreter_s", "imports_s", "weights_s", "warm_up_s", "capture_s",
         "first_token_s", "num_graphs",
+    ),
+    "background": (
+        "mode", "rate", "capture", "part", "start_s", "load_s", "settled_s", "steps", "hit_percent", "captured",
+        "pending", "ttft_ms_p50", "ttft_ms_p99", "tpot_ms_p50", "tpot_ms_p99",
     ),
     "serve": (
         "mode", "load", "num_requests", "num_failed", "requests_per_s", "output_tokens_per_s", "ttft_ms_p50",
@@ -48,7 +52,8 @@ def report(document: Mapping[str, Any]) -> str:
     """The table of ``document`` (see `Evidence.to_dict`), and what failed, was skipped or stopped paying."""
     bench = document["bench"]
     parts = [f"{bench} of {document['model']} on {document['hardware']}, {document['date']}"]
-    parts.append(markdown_table(document["rows"], _COLUMNS[bench]) if document["rows"] else "no rows")
+    rows = [row for row in document["rows"] if row.get("part") != "window"]  # those are for the plot
+    parts.append(markdown_table(rows, _COLUMNS[bench]) if rows else "no rows")
     if document.get("crossovers"):
         parts.append("Where a graph stops paying, in tokens of a step:")
         parts.append(markdown_table(document["crossovers"], tuple(document["crossovers"][0])))

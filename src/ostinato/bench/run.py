@@ -132,5 +132,10 @@ class Run:
             torch.cuda.empty_cache()
 
 
-_OURS = frozenset({"mode", "partition", "compile", "guards", "executables", "token_sizes", "decode_sizes"})
+_OURS = frozenset(
+    {
+        "mode", "partition", "compile", "guards", "executables", "token_sizes", "decode_sizes", "capture",
+        "capture_share",
+    }
+)  # fmt: skip
 """Settings that a scenario compares; the others are the user's where given."""

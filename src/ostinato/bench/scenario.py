@@ -51,9 +51,13 @@ SCENARIOS: Final[dict[str, Scenario]] = {
     ),
     "segments": _scenario("host time of a replay, by segments and checks", 100, "tokens", "segments", "peers"),
     "checks": _scenario("host time of the decision and the guards before a replay, by level", 20),
-    "dispatch": _scenario("how far decisions by measured cost are off the best, for every size", 1, "tokens"),
+    "dispatch": _scenario("how far decisions by measured cost are off the best, for every size", 1, "modes", "tokens"),
     "executables": _scenario("memory that shared executables save, and what a switch costs", 50, "prompt_tokens"),
     "startup": _scenario("seconds from process start to first token, by stage", 3, "modes", "prompt_tokens", "is_cold"),
+    "background": _scenario(
+        "hit rate and latencies under load while graphs are captured, beside capture first", 1, "modes", "rates",
+        "prompt_tokens", "output_tokens",
+    ),
     "serve": _scenario(
         "requests at a rate or from a trace: throughput and latencies", 1, "modes", "rates", "num_requests",
         "prompt_tokens", "output_tokens", "trace", "trace_speed", "ttft_goal_ms", "tpot_goal_ms",

@@ -1,7 +1,7 @@
 """Drives an engine with timed requests in this thread, and turns token times into latencies.
 
 A request's clock starts when it should have come, not when the engine could take it: a queue that builds up counts.
-Called by the `serve` scenario.
+Called by the scenarios `serve` and `background`.
 """
 
 from __future__ import annotations
@@ -45,21 +45,32 @@ class Served:
 
 
 def serve(
-    llm: LLM, requests: Sequence[TimedRequest], make_prompt: Callable[[int], list[int]]
+    llm: LLM,
+    requests: Sequence[TimedRequest],
+    make_prompt: Callable[[int], list[int]],
+    *,
+    goes_on: Callable[[float], bool] | None = None,
 ) -> tuple[list[Served], float]:
-    """Run ``requests`` to their end; what became of each, and the seconds that it all took."""
+    """Run ``requests`` to their end; what became of each, and the seconds that it all took.
+
+    Args:
+        goes_on: asked after each step, with the seconds since the first request; once it says no, no more are sent.
+            None: all are.
+    """
     prompts = [make_prompt(request.prompt_tokens) for request in requests]
     served = [Served(at_seconds=request.at_seconds) for request in requests]
     index_of: dict[str, int] = {}
-    num_added = 0
+    num_added, num_to_send = 0, len(requests)
     began = time.perf_counter()
-    while num_added < len(requests) or llm.has_work():
+    while num_added < num_to_send or llm.has_work():
         now = time.perf_counter() - began
-        while num_added < len(requests) and requests[num_added].at_seconds <= now:
+        while num_added < num_to_send and requests[num_added].at_seconds <= now:
             params = SamplingParams(max_tokens=requests[num_added].output_tokens, ignore_eos=True)
             index_of[llm.add_request(prompts[num_added], params)] = num_added
             num_added += 1
         if not llm.has_work():
+            wait = max(0.0, requests[num_added].at_seconds - (time.perf_counter() - began))
+            llm.capture_pending(max_seconds=wait)  # as a server does while nothing runs
             time.sleep(max(0.0, requests[num_added].at_seconds - (time.perf_counter() - began)))
             continue
         updates = llm.step()
@@ -72,7 +83,9 @@ def serve(
                 one.first_seconds = one.first_seconds or now
                 one.last_seconds = now
                 one.num_tokens += len(update.token_ids)
-    return served, time.perf_counter() - began
+        if goes_on is not None and not goes_on(now):
+            num_to_send = num_added
+    return served[:num_added], time.perf_counter() - began
 
 
 def latencies(served: Sequence[Served], seconds: float, *, ttft_goal_ms: float, tpot_goal_ms: float) -> dict[str, Any]:

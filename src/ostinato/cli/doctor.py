@@ -70,6 +70,8 @@ def doctor(
     )
     if mode == "none":
         raise ConfigError("mode none makes no graphs: there is nothing to examine", fix="choose a mode with graphs")
+    if partition == "auto":
+        raise ConfigError("partition auto goes by measured costs, which a doctor has none of", fix="name a partition")
     with redirect_stdout(sys.stderr):
         found = {"": _examine_call(config)} if is_factory(target) else _examine_model(config)
     if as_json:

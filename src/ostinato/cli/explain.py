@@ -98,8 +98,11 @@ def explain(
     )
     names = [partition] if partitions is None else [name.strip() for name in partitions.split(",")]
     configs = [dataclasses.replace(config, partition=name) for name in names]
-    if partitions is not None and not measure:
-        raise ConfigError("--partitions compares what was measured", fix="add --measure")
+    if partitions is not None and not measure and costs is None:
+        raise ConfigError("--partitions compares what was measured", fix="add --measure, or --costs with a file")
+    if measure and "auto" in names:
+        fix = "name what to measure: --partitions breakable,fx,inductor"
+        raise ConfigError("partition auto goes by what was measured before", fix=fix)
     if context is not None and asked is None:
         raise ConfigError("--context belongs to a step", fix="add --decode, --prefill or --mixed")
     from ostinato.cli.progress import progress_on_stderr
@@ -111,7 +114,11 @@ def explain(
     query = None if asked is None else _query(asked, context)
     found |= _explain_steps(configs, query, assumed, measure=measure, progress=progress)
     if as_json:
-        print_json(found)
+        import torch
+
+        from ostinato.bench.environment import made
+
+        print_json(found | {"made": made(torch.device(found["device"]), config)})
     else:
         _print(found)
 

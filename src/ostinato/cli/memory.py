@@ -81,7 +81,9 @@ def memory(
     with reporting(progress, "sample captures", None, "graphs") as bar:
         found = forecast_memory(loaded, budget_bytes=budget, is_measured=measure, on_key=lambda _key: bar.advance(1))
     if as_json:
-        print_json(found.to_dict())
+        from ostinato.bench.environment import made
+
+        print_json(found.to_dict() | {"made": made(loaded.device, loaded.config)})
     else:
         _show(found, has_formulas=explain)
 

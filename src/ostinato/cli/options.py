@@ -62,7 +62,9 @@ Mode = Annotated[
 Partition = Annotated[
     str,
     typer.Option(
-        "--partition", help="How piecewise graphs are made: breakable, fx or inductor.", rich_help_panel=ENGINE_PANEL
+        "--partition",
+        help="How piecewise graphs are made: breakable, fx, inductor; or auto, by --costs.",
+        rich_help_panel=ENGINE_PANEL,
     ),
 ]
 Compile = Annotated[

@@ -77,8 +77,13 @@ def qualify(
 
     with LLM(config=config, progress=progress_on_stderr()) as llm:
         report = llm.qualify(on_key=_tell)
+        resolved, device_name = llm.config, llm.config.device
     if as_json:
-        print_json({"model": model, **report.to_dict()})
+        import torch
+
+        from ostinato.bench.environment import made
+
+        print_json({"model": model, **report.to_dict(), "made": made(torch.device(device_name), resolved)})
     else:
         _print(report, mode)
     if not report.passed:

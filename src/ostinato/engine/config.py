@@ -2,8 +2,9 @@
 
 `EngineConfig` is plain values, checked when it is made. `resolve_engine_config` is given what only the
 machine and the checkpoint know (device kind, model length, stored dtype). Left open on purpose: `mode`
-(the runtime resolves it against the attention backend), `kv_tokens` (free memory decides, after the
-weights are loaded) and the default size ladders (runtime planning). Called by `engine.llm`, server, CLI.
+(the runtime resolves it against the attention backend), `partition` (a file of costs decides), `kv_tokens` (free
+memory decides, after the weights are loaded) and the default size ladders (runtime planning). Called by
+`engine.llm`, server, CLI.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "load_format": ("auto", "dummy"),
     "mode": ("none", "piecewise", "full", "full_decode_only", "full_and_piecewise", "auto"),
-    "partition": ("breakable", "fx", "inductor"),
+    "partition": ("breakable", "fx", "inductor", "auto"),
     "compile": ("none", "inductor"),
     "ownership": ("recycled", "owned"),
     "executables": ("own", "shared"),
@@ -74,7 +75,8 @@ class EngineConfig:
         dtype: "auto" is float32 on a CPU (where bfloat16 is often slower) and the checkpoint's own on CUDA.
         load_format: "auto" reads a checkpoint; "dummy" fills weights from `seed` and reads none.
         mode: which graphs a step may replay; "auto" is resolved by the runtime.
-        partition: how piecewise graphs are made; "breakable" needs no compiler.
+        partition: how piecewise graphs are made; "breakable" needs no compiler. "auto" takes the one that costs least
+            over all buckets, by a file of ``costs`` with tables of several, and is "breakable" without.
         compile: "inductor" compiles the work inside full graphs, and with partition "fx" the pieces.
         compile_max_tokens: full graphs of more tokens are captured uncompiled; None compiles all.
         full_mixed_max_tokens: with mode "auto" or "full_and_piecewise", mixed steps of up to so many tokens replay full

@@ -22,6 +22,8 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "executables": [{"executables": "own", "kind": "decode", "nodes": 30, "other_host_us": 9.0, "sizes": [8, 4]}],
     "startup": [{"mode": "none", "total_s": 2.0}
                 | {f"{s}_s": 0.1 for s in ("interpreter", "imports", "weights", "warm_up", "capture", "first_token")}],
+    "background": [{"mode": "auto", "rate": 9.0, "capture": "eager", "part": "window", "seconds": 0.5,
+                    "hit_percent": 9.0}, {"mode": "auto", "rate": 9.0, "capture": "eager", "part": "all"}],
     "serve": [{"mode": "none", "rate": 8.0, "ttft_ms_p99": 5.0, "load": "poisson 8/s"}],
 }  # fmt: skip
 
@@ -47,6 +49,10 @@ def test_every_scenario_has_a_table_and_a_picture(tmp_path: Path) -> None:
         assert "| " in report(document(bench))
         draw(document(bench), tmp_path / f"{bench}.png")
         assert (tmp_path / f"{bench}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_windows_are_for_the_plot() -> None:
+    assert "window" not in report(document("background")) and "| all " in report(document("background"))
 
 
 def test_what_failed_or_stopped_paying_is_told() -> None:

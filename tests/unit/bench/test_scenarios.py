@@ -17,7 +17,7 @@ from ostinato.bench.end_to_end import decode_host_us
 from ostinato.bench.peers import registry
 from ostinato.bench.run import Run
 from ostinato.bench.scenarios import decode, startup
-from ostinato.bench.scenarios.dispatch import least, losses
+from ostinato.bench.scenarios.dispatch import extended, judged, kinds_of_steps, least, losses
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.text import TextState
 from ostinato.errors import ConfigError, RequestError
@@ -148,15 +148,64 @@ def test_checks(model: Path) -> None:
 
 
 def test_dispatch(model: Path) -> None:
+    """As users run by default: `auto`."""
     found = run(model, "dispatch", tokens=(16,), repeats=1, engine={"max_num_reqs": 4})
     assert found.failed == {}
-    decode, prefill = found.rows
-    assert [(row["kind"], row["weighed"]) for row in (decode, prefill)] == [("decode", 4), ("prefill", 16)]
+    assert [(row["kind"], row["weighed"], row["one_way"]) for row in found.rows] == [
+        ("decode", 4, 0),
+        ("prefill", 16, 0),
+    ]
+    assert {(row["mode"], row["ladder"]) for row in found.rows} == {("auto", "default")}
     for row in found.rows:
         assert row["worst_percent"] + 0.01 >= row["mean_percent"] >= 0 and row["order_worst_percent"] >= 0
         assert sum(count for name, count in row.items() if name.startswith("num_")) == row["sizes"]
-    decided, judged = (CostTable.from_dict(found.extra["costs"][name]) for name in ("decided", "judged"))
-    assert len(decided.samples) == len(judged.samples) > 0 and decided != judged
+    decided, judging = (CostTable.from_dict(found.extra["costs"]["auto"][name]) for name in ("decided", "judged"))
+    assert len(decided.samples) == len(judging.samples) > 0 and decided != judging
+
+
+def test_requests_beyond_the_slots_of_full_graphs_are_judged_apart() -> None:
+    decode = GraphKey(runtime_mode=RuntimeMode.FULL, num_tokens=64, num_reqs=64, uniform_query_len=1)
+    full = [GraphKey(runtime_mode=RuntimeMode.FULL, num_tokens=n, num_reqs=min(n, 16)) for n in (8, 32)]
+    kinds = kinds_of_steps([decode, *full], most_tokens=40, most_reqs=64)
+    assert {name: len(lives) for name, lives in kinds.items()} == {
+        "decode": 64,
+        "prefill": 40,
+        "mixed, 17 requests": 24,
+    }
+    assert set(kinds_of_steps([decode], most_tokens=40, most_reqs=64)) == {"decode", "prefill"}
+    assert set(kinds_of_steps(full, most_tokens=40, most_reqs=16)) == {"decode", "prefill"}
+
+
+def test_dispatch_above_the_default_ladder(model: Path) -> None:
+    limits = {"max_num_reqs": 2, "token_sizes": (4, 8)}
+    found = run(model, "dispatch", tokens=(20,), modes=("piecewise",), repeats=1, engine=limits)
+    assert found.failed == {}
+    rows = {(row["kind"], row["ladder"]): row for row in found.rows}
+    default, longer = rows["prefill", "default"], rows["prefill", "extended"]
+    assert (default["sizes"], default["weighed"], default["one_way"]) == (20, 8, 12)
+    assert (longer["sizes"], longer["weighed"], longer["one_way"]) == (20, 20, 0)
+    assert default["num_EAGER"] >= 12
+    assert any("ends at 8" in note and "[16, 20]" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("ladder", "most", "expected"),
+    [
+        ((1, 2, 4), 4, (1, 2, 4)),
+        ((8, 10, 12, 14, 16), 64, (8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)),
+        ((8, 12, 16), 20, (8, 12, 16, 20)),
+        ((8,), 30, (8, 16, 30)),
+        ((32,), 5, (5,)),
+    ],
+)
+def test_ladders_go_on_as_they_end(ladder: tuple[int, ...], most: int, expected: tuple[int, ...]) -> None:
+    assert extended(ladder, most) == expected
+
+
+def test_a_size_with_one_way_to_run_it_is_no_choice() -> None:
+    only = decision_for(LiveBatch(num_tokens=5), None)
+    row = judged([only, only], CostTable())
+    assert (row["sizes"], row["weighed"], row["one_way"]) == (2, 0, 2) and "worst_percent" not in row
 
 
 def test_executables(model: Path) -> None:
@@ -250,6 +299,29 @@ def test_serve_at_a_rate_and_from_a_trace(model: Path, tmp_path: Path) -> None:
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
     (row,) = run(model, "serve", modes=("none",), trace=trace).rows
     assert (row["load"], row["num_requests"], row["num_skipped"]) == ("some x1", 1, 1)
+
+
+def test_background(model: Path) -> None:
+    sizes = {"decode_sizes": (1, 4), "token_sizes": (16,), "max_num_reqs": 4, "capture": "background"}
+    found = run(
+        model, "background", rates=(50.0,), prompt_tokens=5, output_tokens=3, engine={**sizes, "capture_share": 0.9}
+    )
+    assert found.failed == {}
+    parts = {(row["capture"], row["part"]): row for row in found.rows if row["part"] != "window"}
+    assert set(parts) == {("background", "all"), ("background", "settled"), ("eager", "all")}
+    windows = {name: [row for row in found.rows if row["capture"] == name and row["part"] == "window"]
+               for name in ("background", "eager")}  # fmt: skip
+    late, early = windows["background"], windows["eager"]
+    assert late[0]["hit_percent"] < 100, "it answers before there are graphs"
+    assert [row["pending"] for row in late] == sorted((row["pending"] for row in late), reverse=True)
+    assert late[-1]["pending"] == 0 and sum(row["captured"] for row in late) == late[-1]["graphs"] > 0
+    assert parts["background", "settled"]["hit_percent"] == parts["eager", "all"]["hit_percent"] == 100
+    assert parts["background", "all"]["hit_percent"] < 100
+    assert all(row["captured"] == 0 and row["graphs"] == late[-1]["graphs"] for row in early)
+    for row in (*late[1:], *early[1:]):
+        assert row["seconds"] > 0 and row["steps"] > 0
+    assert parts["eager", "all"]["num_requests"] == pytest.approx(parts["background", "all"]["num_requests"], abs=2)
+    assert parts["background", "all"]["ttft_ms_p50"] > 0 and parts["background", "all"]["tpot_ms_p99"] > 0
 
 
 def test_a_row_that_fails_keeps_the_others(model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -38,3 +38,12 @@ def test_requests_come_when_they_should_and_all_are_answered(tmp_path: Path) -> 
     assert [one.num_tokens for one in served] == [2, 3, 4]
     assert all(one.at_seconds <= one.first_seconds <= one.last_seconds <= seconds for one in served)
     assert seconds >= 0.1
+
+
+def test_the_load_may_end_early(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path, has_weights=False, has_tokenizer=False)
+    requests = [TimedRequest(at_seconds=0.05 * n, prompt_tokens=3, output_tokens=4) for n in range(50)]
+    with LLM(str(model), load_format="dummy", device="cpu", mode="none", max_num_reqs=2) as llm:
+        served, seconds = serve(llm, requests, lambda n: [1] * n, goes_on=lambda now: now < 0.2)
+    assert 1 < len(served) < 10 and seconds < 2
+    assert [one.num_tokens for one in served] == [4] * len(served), "those that were sent are answered"

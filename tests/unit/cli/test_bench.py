@@ -64,7 +64,7 @@ def test_failed_rows_make_the_exit_code_1(
         (("decoding",), "did you mean 'decode'?"),
         (("decode", "--batches", "0"), "batches must be"),
         (("decode", "--batches", "one"), "batches is 'one'"),
-        (("decode", "--rates", "5"), "it belongs to serve"),
+        (("decode", "--rates", "5"), "it belongs to background, serve"),
         (("decode", "--peer", "vlm"), "did you mean 'vllm'?"),
         (("decode", "--capture", "background"), "measures captured graphs"),
         (("decode", "--on-moved", "recaptured"), "did you mean 'recapture'?"),

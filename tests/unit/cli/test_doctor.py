@@ -188,6 +188,13 @@ def test_without_graphs_there_is_nothing_to_examine(
     assert "error OST100: mode none makes no graphs" in capsys.readouterr().err
 
 
+def test_a_partition_by_measured_costs_cannot_be_examined(
+    file: Path, ostinato_command: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ostinato_command("doctor", f"{file}:fine", "--partition", "auto") == 2
+    assert "error OST100: partition auto goes by measured costs" in capsys.readouterr().err
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     from ostinato.testing.tiny_models import write_tiny_model

@@ -38,7 +38,7 @@ def explained(ostinato_command: Command, capsys: Capture, model: str) -> Callabl
 
 def test_json_is_the_documented_object(explained: Callable[..., dict[str, Any]], model: str) -> None:
     document = explained()
-    assert list(document) == ["model", "family", "device", "attention", "asked", "resolved", "reasons", "modes"]
+    assert list(document) == ["model", "family", "device", "attention", "asked", "resolved", "reasons", "modes", "made"]
     assert (document["model"], document["family"], document["device"]) == (model, "qwen3", "cpu")
     assert document["attention"] == {"name": "torch", "support": "UNIFORM_BATCH"}
     assert document["asked"] == {"mode": "auto", "partition": "breakable", "compile": "none"}
@@ -48,6 +48,14 @@ def test_json_is_the_documented_object(explained: Callable[..., dict[str, Any]],
     for row in document["modes"]:
         assert list(row) == ["asked", "mode", "partition", "compile", "reasons", *STEPS]
         assert bool(row["reasons"]) == (row["asked"] != row["mode"])
+
+
+def test_evidence_says_how_it_was_made(explained: Callable[..., dict[str, Any]], model: str) -> None:
+    made = explained("--decode", "2")["made"]
+    assert list(made) == ["command", "date", "hardware", "versions", "config"]
+    assert made["command"][0] == "ostinato" and len(made["date"]) == 10 and made["hardware"]
+    assert {"ostinato", "torch", "python"} <= set(made["versions"])
+    assert made["config"]["mode"] == "auto" and made["config"]["model"] == Path(model).name, "no folders"
 
 
 def test_what_steps_do_in_each_mode(explained: Callable[..., dict[str, Any]]) -> None:
@@ -193,6 +201,12 @@ def test_costs_are_measured_kept_and_read(
     again = explained("--prefill", "20", "--partition", "fx", "--costs", costs, *LIMITS)
     assert "costs" not in again
     assert again["step"]["decisions"] == [found["step"]["decisions"][1]]
+    both = explained("--mixed", "1+7", "--partitions", "breakable,fx", "--costs", costs, *LIMITS)["step"]["decisions"]
+    assert [one["partition"] for one in both] == ["breakable", "fx"] and all(one["cost_ms"] for one in both)
+    auto = explained("--prefill", "20", "--partition", "auto", "--costs", costs, *LIMITS)
+    assert auto["asked"]["partition"] == "auto" and auto["reasons"][0].startswith("partition auto is ")
+    (decision,) = auto["step"]["decisions"]
+    assert decision["partition"] == auto["resolved"]["partition"] in ("breakable", "fx")
     # For people.
     args = ["explain", "--model", model, "--load-format", "dummy", "--device", "cpu", "--measure", "--costs", costs]
     assert ostinato_command(*args, *LIMITS) == 0
@@ -226,6 +240,7 @@ def test_costs_that_are_not_there(ostinato_command: Command, capsys: Capture, mo
     [
         (["--mode", "piecewize"], "OST101", "unknown mode 'piecewize'"),
         (["--partition", "fxx"], "OST101", "unknown partition 'fxx'"),
+        (["--partition", "auto", "--measure"], "OST100", "goes by what was measured before"),
         (("--partitions", "fx,breakable"), "OST100", "add --measure"),
         (("--context", "64"), "OST100", "belongs to a step"),
         (["--compile", "gcc"], "OST101", "unknown compile 'gcc'"),

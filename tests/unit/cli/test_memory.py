@@ -32,6 +32,10 @@ def test_json(tiny: str, ostinato_command: Command, capsys: Capture) -> None:
     assert 0 < found["sample_captures"] <= found["graphs"]
     assert {"name", "formula", "num_bytes"} == set(found["formulas"][0])
     assert found["device"] is None, "a CPU has no allocator to explain"
+    made = found["made"]
+    assert set(made) == {"command", "date", "hardware", "versions", "config"}
+    assert made["config"]["max_num_reqs"] == 4 and made["config"]["dtype"] == "float32", "resolved"
+    assert tiny not in json.dumps(made)
 
 
 def test_tables(tiny: str, ostinato_command: Command, capsys: Capture) -> None:

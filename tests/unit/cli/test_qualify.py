@@ -35,6 +35,7 @@ def test_json_is_one_object(ostinato_command: Command, capsys: Capture, options:
     report = json.loads(capsys.readouterr().out)
     assert (report["passed"], report["backend"], report["bitwise"]) == (True, "simulated", True)
     assert report["model"] == options[2]
+    assert report["made"]["config"]["device"] == "cpu" and report["made"]["versions"]["torch"]
     assert [key["key"].split()[0] for key in report["keys"]] == ["PIECEWISE", "FULL", "FULL"]
     for key in report["keys"]:
         assert key["passed"] and key["cases"] >= 2 and key["max_gap"] == 0.0 and key["state_tensors"] == 6

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ostinato.errors import RuntimeStateError, TensorReboundError
-from ostinato.runtime import GraphConfig, Graphed, LiveBatch, Reason, RuntimeMode, graph_break
+from ostinato.errors import RuntimeStateError, TensorReboundError, WorkspaceGrowthError
+from ostinato.runtime import GraphConfig, Graphed, LiveBatch, Reason, RuntimeMode, Workspace, graph_break
 
 X = torch.arange(24.0 * 4).view(24, 4)
 
@@ -67,6 +67,47 @@ def test_a_key_that_fails_is_dropped_alone_and_not_tried_again():
         rejections = graphed.decide(LiveBatch(num_tokens=16)).alternatives
         assert Reason.CAPTURE_FAILED in {rejection.reason for rejection in rejections}
         assert graphed.explain(X[:9]).bucket == "24"
+
+
+@pytest.mark.parametrize("order", ["largest first", "smallest first"])
+def test_a_workspace_that_would_grow_between_two_late_captures_is_caught(order):
+    """PITFALLS 7: it would move, and the graph that has its address would write where others live by then."""
+    workspace = Workspace("splits", device="cpu")
+
+    def fn(x):
+        parts = workspace.reserve(4 * x.numel()).view(torch.float32).view(x.shape)
+        return torch.mul(x, 2, out=parts) + 1
+
+    with make(fn, sizes=(8, 24)).defer_capture() as graphed:
+        large, small = graphed.pending
+        first, then = (large, small) if order == "largest first" else (small, large)
+        assert list(graphed.capture_late([first]).captured) == [first]
+        memory = workspace.reserve(1).data_ptr()
+        report = graphed.capture_late([then])
+        assert workspace.reserve(1).data_ptr() == memory, "the graph that is there writes to it"
+        if order == "largest first":
+            assert list(report.captured) == [then] and not report.failed
+        else:
+            error = report.failed[then]
+            assert isinstance(error, WorkspaceGrowthError) and "'splits' would grow" in str(error)
+            assert list(graphed.plans) == [small], "dropped alone"
+        for rows in (3, 8):
+            assert torch.equal(graphed(X[:rows]), X[:rows] * 2 + 1)
+            assert graphed.explain(X[:rows]).runtime_mode is RuntimeMode.FULL
+
+
+def test_an_eager_step_between_late_captures_may_not_move_a_workspace_either():
+    workspace = Workspace("splits", device="cpu")
+
+    def fn(x):
+        parts = workspace.reserve(4 * x.numel()).view(torch.float32).view(x.shape)
+        return torch.mul(x, 2, out=parts) + 1
+
+    with make(fn, sizes=(8, 24)).defer_capture() as graphed:
+        graphed.capture_late(graphed.pending[1:])
+        with pytest.raises(WorkspaceGrowthError, match="after a capture"):
+            graphed(X[:9])
+        assert torch.equal(graphed(X[:8]), X[:8] * 2 + 1), "and the graph goes on"
 
 
 def test_an_output_that_only_looks_like_a_batch_is_not_cut():

@@ -1,7 +1,7 @@
 """Scheduled batch -> tensors -> model; the one place that calls the runtime's facade."""
 
 from ostinato.engine.execution.background import BackgroundCapture
-from ostinato.engine.execution.costs import StoredCosts, measure_costs
+from ostinato.engine.execution.costs import measure_costs
 from ostinato.engine.execution.engine_graphs import EngineGraphs
 from ostinato.engine.execution.examine import examine_steps
 from ostinato.engine.execution.executor import Executor
@@ -13,6 +13,7 @@ from ostinato.engine.execution.reload import ReloadReport
 from ostinato.engine.execution.shadow_turns import ShadowTurns
 from ostinato.engine.execution.sleep import SleepReport
 from ostinato.engine.execution.step_query import StepQuery
+from ostinato.engine.execution.stored_costs import StoredCosts
 from ostinato.runtime import (
     CostTable,
     Decision,

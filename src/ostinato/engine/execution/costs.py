@@ -1,4 +1,4 @@
-"""Measured costs of an engine's own steps: timed on made-up batches, or taken from the file of an earlier start.
+"""Measured costs of an engine's own steps, timed on made-up batches.
 
 Each timed step is a whole one, from a scheduled batch to the greedy tokens on the device. Decodes read histories that
 are spread over the cache, mixed steps are prompts; all of them write to the null page alone. Called by `LLM`.
@@ -7,39 +7,18 @@ are spread over the cache, mixed steps are prompts; all of them write to the nul
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final
 
-import torch
 from torch import Tensor
 
-from ostinato._version import __version__
-from ostinato.engine.attention import get_attention_backend
-from ostinato.engine.config import EngineConfig
 from ostinato.engine.execution.executor import Executor
-from ostinato.engine.execution.graph_settings import graph_settings
 from ostinato.engine.kvcache import named_pages
-from ostinato.engine.models import ModelConfig
 from ostinato.engine.paging import pages_for
 from ostinato.engine.request import Request
 from ostinato.engine.scheduler import ScheduledBatch, ScheduledRequest
-from ostinato.runtime import (
-    BatchKind,
-    Compiler,
-    CostTable,
-    Decision,
-    GraphKey,
-    LiveBatch,
-    ModeRequest,
-    StepRun,
-    check_costs_path,
-    hardware_name,
-    read_costs,
-    resolve_mode,
-    write_costs,
-)
+from ostinato.runtime import BatchKind, CostTable, Decision, GraphKey, LiveBatch, StepRun
 
-__all__ = ["EngineSteps", "StoredCosts", "measure_costs", "unmeasured_keys"]
+__all__ = ["EngineSteps", "measure_costs", "unmeasured_keys"]
 
 _CONTEXT_TOKENS: Final = 512
 """Of each decode that is timed, where graphs have no KV tiers; in a tier, half of it."""
@@ -134,56 +113,3 @@ def measure_costs(executor: Executor, *, on_step: Callable[[], None] | None = No
 def unmeasured_keys(executor: Executor, costs: CostTable) -> list[GraphKey]:
     """Keys of ``executor`` that ``costs`` does not have; see `Graphed.unmeasured`."""
     return executor.graphed.unmeasured(costs, steps=EngineSteps(executor))
-
-
-class StoredCosts:
-    """The file of `EngineConfig.costs`, read before anything is captured.
-
-    Args:
-        config: resolved; with the device, what the costs must hold for.
-        device: where steps run.
-
-    Raises:
-        ConfigError: it cannot be read, or not be written where there is none yet.
-        ForeignCostsError: its costs were measured elsewhere.
-    """
-
-    def __init__(self, config: EngineConfig, device: torch.device, model: ModelConfig) -> None:
-        self._path = None if config.costs is None else Path(config.costs)
-        self.name = partition_name(config, device.type, model)
-        self._origin = {
-            "hardware": hardware_name(device),
-            "model": config.model,
-            "dtype": config.dtype,
-            "attention": config.attention,
-            "torch": str(torch.__version__),
-            "ostinato": __version__,
-        }
-        self._tables: dict[str, CostTable] = {}
-        if self._path is not None and self._path.exists():
-            self._tables = read_costs(self._path, origin=self._origin)
-        if self._path is not None and self.name not in self._tables:
-            check_costs_path(self._path)
-
-    @property
-    def table(self) -> CostTable | None:
-        """The costs of this engine's way to make pieces, if the file has them."""
-        return self._tables.get(self.name)
-
-    def save(self, table: CostTable) -> None:
-        """Add what was measured to the file, if there is to be one."""
-        self._tables[self.name] = table
-        if self._path is not None:
-            write_costs(self._path, self._tables, origin=self._origin)
-
-
-def partition_name(config: EngineConfig, device_type: str, model: ModelConfig) -> str:
-    """What tells the tables of one file apart: how graphs are made here, ``fx``, ``fx+inductor`` or, with shared
-    executables, ``breakable+shared`` for example: those take longer to launch, also where nothing is switched."""
-    support = get_attention_backend(config.attention, device_type).capture_support
-    settings = graph_settings(config, device_type, model)
-    resolved = resolve_mode(ModeRequest.of(settings, support=support, device_type=device_type))
-    name = resolved.partition.value
-    if resolved.compiler is not Compiler.NONE:
-        name += f"+{resolved.compiler.value}"
-    return f"{name}+shared" if config.executables == "shared" else name

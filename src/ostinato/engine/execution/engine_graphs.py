@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ostinato.engine.execution.background import BackgroundCapture
-from ostinato.engine.execution.costs import StoredCosts, measure_costs, unmeasured_keys
+from ostinato.engine.execution.costs import measure_costs, unmeasured_keys
 from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.graph_settings import why_sizes_end
 from ostinato.engine.execution.loading import LoadedModel
@@ -20,6 +20,7 @@ from ostinato.engine.execution.manifest import CaptureManifest
 from ostinato.engine.execution.reload import EngineWeights
 from ostinato.engine.execution.shadow_turns import ShadowTurns
 from ostinato.engine.execution.sleep import EngineSleep, SleepReport
+from ostinato.engine.execution.stored_costs import StoredCosts
 from ostinato.engine.weights import ProgressReporter
 from ostinato.engine.weights.progress import reporting
 from ostinato.errors import AsleepError, ConfigError, RuntimeStateError

@@ -9,12 +9,14 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ostinato.engine.attention import get_attention_backend
 from ostinato.engine.config import EngineConfig, resolve_engine_config
-from ostinato.engine.execution.costs import StoredCosts
 from ostinato.engine.execution.graph_settings import graph_settings
 from ostinato.engine.execution.loading import find_device
 from ostinato.engine.execution.step_query import StepQuery
+from ostinato.engine.execution.stored_costs import StoredCosts, settle_partition
 from ostinato.engine.models import ModelConfig
 from ostinato.engine.weights import ModelFiles, ProgressReporter, checkpoint_dtype, resolve_model
 from ostinato.errors import ConfigError
@@ -55,7 +57,7 @@ def explain_modes(
     attention = get_attention_backend(config.attention, device.type)
 
     def resolve(mode: str) -> dict[str, Any]:
-        _, settings = _settings(dataclasses.replace(config, mode=mode), device.type, model, files, draft_length)
+        _, settings, why = _settings(dataclasses.replace(config, mode=mode), device, model, files, draft_length)
         resolved = resolve_mode(
             ModeRequest.of(
                 settings,
@@ -69,7 +71,7 @@ def explain_modes(
             "mode": resolved.mode.value,
             "partition": resolved.partition.value,
             "compile": resolved.compiler.value,
-            "reasons": list(resolved.reasons),
+            "reasons": [*([] if why is None else [f"partition auto is {why}"]), *resolved.reasons],
             **{phase.value: resolved.runtime_mode(phase).value for phase in Phase},
             "full_mixed_max_tokens": resolved.full_mixed_max_tokens,
         }
@@ -105,7 +107,7 @@ def explain_step(
     device = find_device(config.device)
     files = resolve_model(config.model, load_format=config.load_format, progress=progress)
     model = ModelConfig.from_hf(files.config)
-    resolved, settings = _settings(config, device.type, model, files, draft_length)
+    resolved, settings, _ = _settings(config, device, model, files, draft_length)
     live = query.live(resolved, settings.kv_tiers, tokens_a_decode=1 + draft_length)
     live = dataclasses.replace(live, num_active_loras=num_active_loras)
     stored = StoredCosts(resolved, device, model)
@@ -118,11 +120,12 @@ def explain_step(
 
 
 def _settings(
-    config: EngineConfig, device_type: str, model: ModelConfig, files: ModelFiles, draft_length: int
-) -> tuple[EngineConfig, GraphConfig]:
-    """What an engine for ``config`` would be, and what it would ask of the runtime."""
+    config: EngineConfig, device: torch.device, model: ModelConfig, files: ModelFiles, draft_length: int
+) -> tuple[EngineConfig, GraphConfig, str | None]:
+    """What an engine for ``config`` would be, what it would ask of the runtime, and why its partition is not "auto"."""
     resolved, _ = resolve_engine_config(
-        config, "cuda" if device_type == "cuda" else "cpu", model.max_model_len, checkpoint_dtype(files)
+        config, "cuda" if device.type == "cuda" else "cpu", model.max_model_len, checkpoint_dtype(files)
     )
-    settings = graph_settings(resolved, device_type, model)
-    return resolved, dataclasses.replace(settings, uniform_query_lens=(1 + draft_length,))
+    resolved, why = settle_partition(resolved, device, model)
+    settings = graph_settings(resolved, device.type, model)
+    return resolved, dataclasses.replace(settings, uniform_query_lens=(1 + draft_length,)), why

@@ -13,6 +13,7 @@ from torch import Tensor
 from ostinato.engine.before_torch import begin_triton_key
 from ostinato.engine.config import EngineConfig, resolve_engine_config
 from ostinato.engine.execution.memory_budget import check_weights_fit
+from ostinato.engine.execution.stored_costs import settle_partition
 from ostinato.engine.models import DecoderModel, ModelConfig, build_model
 from ostinato.engine.text import Tokenizer
 from ostinato.engine.weights import (
@@ -82,6 +83,9 @@ def load_model(config: EngineConfig, *, progress: ProgressReporter | None = None
     resolved, reasons = resolve_engine_config(
         config, "cuda" if is_cuda else "cpu", model_config.max_model_len, checkpoint_dtype(files)
     )
+    resolved, why = settle_partition(resolved, device, model_config)
+    if why is not None:
+        reasons["partition"] = why
     dtype: torch.dtype = getattr(torch, resolved.dtype)
     is_dummy = config.load_format == "dummy"
     weights_id = "dummy" if is_dummy else checkpoint_id(files.directory)

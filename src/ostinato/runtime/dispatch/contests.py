@@ -37,14 +37,17 @@ def contests(todo: Sequence[TimedStep], table: CostTable) -> list[tuple[TimedSte
 
     At each size where another bucket begins: all candidates whose cost is near the least, and the first in the usual
     order, from which only what is seen beside it may depart. Eager stands at the sizes of that class that were timed.
+    Where full graphs hold few requests, the ways that are left for more decide between each other too, however much
+    faster the full graph is.
     """
     found: dict[tuple[Cost, Cost], tuple[TimedStep, TimedStep]] = {}
     for steps in _by_kind(todo).values():
         smaller = 0
-        for live in (step.decision.live for step in _class_ends(steps)):
-            for pair in combinations(_contenders(live, smaller, steps, table), 2):
-                found.setdefault((pair[0].cost, pair[1].cost), pair)
-            smaller = live.num_tokens
+        for end in (step.decision.live for step in _class_ends(steps)):
+            for live in _batches(end, steps):
+                for pair in combinations(_contenders(live, smaller, steps, table), 2):
+                    found.setdefault((pair[0].cost, pair[1].cost), pair)
+            smaller = end.num_tokens
     return list(found.values())
 
 
@@ -63,8 +66,9 @@ def with_eager_between(todo: Sequence[TimedStep], table: CostTable, steps: Steps
             assert upper is not None, "only the first class has no lower end"
             smaller = 0 if lower is None else lower.decision.live.num_tokens
             below = [step for step in eager if step.size <= smaller] or eager[:1]
-            weighed = _weighed(upper.decision.live, same)
-            if below and weighed and _ms(below[-1], table) <= (1 + _CLOSE) * min(_ms(step, table) for step in weighed):
+            others = [_weighed(live, same) for live in _batches(upper.decision.live, same)]
+            least = max((min(_ms(step, table) for step in weighed) for weighed in others if weighed), default=0.0)
+            if below and _ms(below[-1], table) <= (1 + _CLOSE) * least:
                 for step in _eager_in_class(kind, lower, upper, steps):
                     found.setdefault(step.cost, step)
     return list(found.values())
@@ -131,6 +135,16 @@ def _class_ends(steps: Iterable[TimedStep]) -> list[TimedStep]:
     return [ends[size] for size in sorted(ends)]
 
 
+def _batches(live: LiveBatch, steps: Iterable[TimedStep]) -> list[LiveBatch]:
+    """``live``, and one of as many tokens with more requests than full graphs of mixed batches have slots."""
+    keys = (step.decision.key for step in steps)
+    slots = [key.num_reqs for key in keys if key and key.num_reqs and key.uniform_query_len is None]
+    many = max(slots, default=live.num_tokens) + 1
+    if live.uniform_query_len is not None or many > live.num_tokens:
+        return [live]
+    return [live, dataclasses.replace(live, num_reqs=many)]
+
+
 def _contenders(live: LiveBatch, smaller: int, steps: Sequence[TimedStep], table: CostTable) -> list[TimedStep]:
     """In the usual order; ``smaller``: where the class before ends."""
     weighed = _weighed(live, steps)
@@ -147,8 +161,9 @@ def _weighed(live: LiveBatch, steps: Iterable[TimedStep]) -> list[TimedStep]:
     """The graphs that the policy weighs for ``live``, in its order."""
     groups: dict[str, list[TimedStep]] = {}
     for step in steps:
-        if step.decision.key is not None and step.size >= live.num_tokens:
-            groups.setdefault(way_of(step.decision.key), []).append(step)
+        key = step.decision.key
+        if key is not None and step.size >= live.num_tokens and (key.num_reqs or math.inf) >= (live.num_reqs or 0):
+            groups.setdefault(way_of(key), []).append(step)
     ordered = [sorted(groups[way], key=lambda step: step.size) for way in sorted(groups, key=way_order)]
     return [step for group in ordered for step in group[:KEYS_A_GROUP]]
 

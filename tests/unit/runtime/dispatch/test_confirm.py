@@ -116,6 +116,23 @@ def test_eager_is_timed_inside_the_classes_where_it_is_near():
     }
 
 
+def test_ways_that_are_left_for_many_requests_contend_below_a_faster_full_graph():
+    """A full graph of mixed steps has slots for few requests. Steps with more choose between pieces and eager."""
+    config = GraphConfig(sizes=(64, 128), max_num_reqs=64)
+    keys = plan_keys(config, Mode.FULL_AND_PIECEWISE, max_size=128, full_mixed_max_tokens=128)
+    keys = [key for key in keys if key.uniform_query_len is None]
+    ms = {"FULL": 1.0, "PIECEWISE": 4.0, "EAGER": 3.9}
+    steps = Scripted(lambda decision: ms[decision.runtime_mode.value] * 1e-3 * (1 + decision.padded_tokens / 64))
+    first = time_steps(
+        steps_to_time(keys, steps, query_lens=(), tiers=None), steps, timed=steps.timed, budget_seconds=1e-9
+    )
+    more = with_eager_between(first.todo, first.least, steps)
+    assert ("eager", 65) in {step.cost[1:] for step in more}
+    found = pairs_of(contests(more, first.least))
+    assert (("piecewise graph", 64), ("eager", 64)) in found and (("piecewise graph", 128), ("eager", 128)) in found
+    assert not any("full graph" in (one[0], other[0]) for one, other in found), "it is far ahead"
+
+
 def test_what_lies_between_is_found_out():
     """Eager is flat and then rises: in the middle it is cheaper than a line between the ends says."""
     eager = {64: 3.0, 128: 3.0, 256: 3.0, 257: 3.0, 384: 3.0, 512: 3.6}

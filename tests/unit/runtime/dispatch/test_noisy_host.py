@@ -28,6 +28,14 @@ KEYS = plan_keys(
     Mode.FULL_AND_PIECEWISE,
     max_size=MAX_TOKENS,
 )
+FULL_MIXED = 512
+THREE_WAYS = plan_keys(
+    GraphConfig(sizes=TOKEN_SIZES, decode_sizes=DECODE_SIZES, max_num_reqs=MAX_REQS),
+    Mode.FULL_AND_PIECEWISE,
+    max_size=MAX_TOKENS,
+    full_mixed_max_tokens=FULL_MIXED,
+)
+"""As `auto` has them: full graphs of mixed steps too, with slots for 16 requests."""
 
 
 class NoisyHost:
@@ -38,9 +46,10 @@ class NoisyHost:
         noise: share of the full disturbance; 0 for a quiet machine.
         enters_ms: what a request takes the host more in the first step after one of others; as an engine's does.
         is_ready: whether `StepRun.ready` has taken that already when a step is timed.
+        eager_ms: what an eager step takes the host at the device's side.
     """
 
-    def __init__(self, seed, *, noise=1.0, enters_ms=0.004, is_ready=True):
+    def __init__(self, seed, *, noise=1.0, enters_ms=0.004, is_ready=True, eager_ms=4.4):
         whims = random.Random(seed)
         self._whim = {
             (way, decode, n): whims.uniform(0.94, 1.06) if n > 16 else 1.0
@@ -48,7 +57,9 @@ class NoisyHost:
             for decode in (True, False)
             for n in (*DECODE_SIZES, *TOKEN_SIZES)
         }
+        self._whim |= {("full graph", False, n): whims.uniform(0.94, 1.06) if n > 16 else 1.0 for n in TOKEN_SIZES}
         self._random = random.Random(f"noise {seed}")
+        self._eager_ms = eager_ms
         self._noise, self._enters_ms, self._is_ready = noise, enters_ms, is_ready
         self._entered = None
         self.now = 0.0
@@ -69,7 +80,9 @@ class NoisyHost:
             return 0.25 + 0.001 * reqs, 0.0, device * whim
         if way == "piecewise graph":
             return 0.15 + 0.001 * reqs, 1.25, (0.1 + device) * whim
-        return 0.2 + 0.001 * reqs, 4.4 + 0.0003 * size, 0.15 + device * 1.05
+        if way == "full graph":
+            return 0.25 + 0.001 * reqs, 0.0, (0.1 + device) * whim  # logits of all its slots
+        return 0.2 + 0.001 * reqs, self._eager_ms + 0.0003 * size, 0.15 + device * 1.05
 
     def true_ms(self, decision):
         before, beside, device = self.parts(decision)
@@ -104,7 +117,7 @@ class NoisyHost:
     def live(self, kind, key):
         if kind.uniform_query_len is None:
             return LiveBatch(num_tokens=key.num_tokens, num_reqs=1)
-        n = min(key.num_tokens, MAX_REQS)
+        n = min(key.num_tokens, key.num_reqs or MAX_REQS)
         return LiveBatch(num_tokens=n, num_reqs=n, uniform_query_len=1)
 
     def step(self, decision, like):
@@ -131,10 +144,17 @@ def lives():
     yield from (LiveBatch(num_tokens=n, num_reqs=1) for n in range(1, MAX_TOKENS + 1))
 
 
-def losses(host, costs):
+def lives_of_three_ways():
+    """Those, and mixed steps of as many requests as full graphs hold, of more, and of many."""
+    yield from lives()
+    for num_reqs in (16, 17, 64):
+        yield from (LiveBatch(num_tokens=n, num_reqs=num_reqs) for n in range(num_reqs + 1, FULL_MIXED + 1))
+
+
+def losses(host, costs, keys=KEYS, batches=lives):
     """Percent that the choice by ``costs`` takes longer than the best of all that were weighed, at every size."""
-    table, found = KeyTable(KEYS), []
-    for live in lives():
+    table, found = KeyTable(keys), []
+    for live in batches():
         decision = choose(live, table, costs=costs)
         weighed = [None, decision.key, *(other.key for other in decision.alternatives if other.cost_ms is not None)]
         true = [host.true_ms(_by(live, key)) for key in weighed]
@@ -151,8 +171,8 @@ SEEDS = range(200, 212)
 """None of those by which constants were chosen (0 to 29)."""
 
 
-def first_times(host, *, sizes=None, budget_seconds=4.0):
-    todo = steps_to_time(KEYS, host, query_lens=(1,), tiers=None, sizes=sizes)
+def first_times(host, keys=KEYS, *, sizes=None, budget_seconds=4.0):
+    todo = steps_to_time(keys, host, query_lens=(1,), tiers=None, sizes=sizes)
     return time_steps(todo, host, timed=host.timed, budget_seconds=budget_seconds)
 
 
@@ -162,13 +182,13 @@ def apart(seed, **settings):
     return losses(host, first_times(host).table)
 
 
-def side_by_side(seed, **settings):
+def side_by_side(seed, keys=KEYS, batches=lives, **settings):
     host = NoisyHost(seed, **settings)
-    first = first_times(host)
+    first = first_times(host, keys)
     spent = host.now
     table = confirmed_costs(first, host, timed=host.timed, budget_seconds=spent)
     assert host.now < 2.01 * spent, "at most as long again"
-    return losses(host, table)
+    return losses(host, table, keys, batches)
 
 
 def judged(decisions, tables):
@@ -189,6 +209,19 @@ def test_side_by_side_holds_the_bar_where_apart_does_not():
     worst = sorted(max(found) for found in new)
     assert worst[-2] < BAR_PERCENT and worst[-1] < 5, worst
     assert statistics.fmean(map(over, new)) < 0.1 * statistics.fmean(map(over, old))
+
+
+@pytest.mark.parametrize("eager_ms", [4.4, 1.8], ids=["eager far", "eager near"])
+def test_three_ways_hold_the_bar_too(eager_ms):
+    """Full graphs of mixed steps beside pieces and eager, and steps of more requests than those have slots."""
+    found = [side_by_side(seed, THREE_WAYS, lives_of_three_ways, eager_ms=eager_ms) for seed in SEEDS]
+    worst = sorted(max(one) for one in found)
+    assert worst[-2] < BAR_PERCENT and worst[-1] < 5, worst
+
+
+@pytest.mark.parametrize("eager_ms", [4.4, 1.8], ids=["eager far", "eager near"])
+def test_the_best_of_three_ways_is_found_on_a_quiet_host(eager_ms):
+    assert max(side_by_side(300, THREE_WAYS, lives_of_three_ways, noise=0.0, eager_ms=eager_ms)) < 2
 
 
 @pytest.mark.parametrize("seed", [300, 301])
