@@ -29,6 +29,7 @@ from ostinato.runtime import (
     LiveBatch,
     RuntimeMode,
     choose,
+    preset_within,
 )
 
 __all__ = ["check", "extended", "judged", "kinds_of_steps", "least", "losses", "measure"]
@@ -63,7 +64,10 @@ def measure(run: Run) -> None:
     note("weighed: sizes with two ways or more that were measured; one_way: sizes with a single way to run them")
     most = max(_tokens(run))
     device_type = run.target.device.type
-    default = run.config.engine.token_sizes or token_sizes_for(device_type, most, run.target.layer_weights)
+    given = run.config.engine.token_sizes
+    if isinstance(given, str):
+        given = preset_within(given, "mixed", limit=most)
+    default = given or token_sizes_for(device_type, most, run.target.layer_weights)
     sizes = extended(default, most)
     added = [size for size in sizes if size not in default]
     if added:
