@@ -141,7 +141,7 @@ def least(tables: Sequence[CostTable]) -> CostTable:
     would make whoever had its turns then look slow."""
     found: dict[tuple[BatchKind, str, int], list[CostSample]] = {}
     for sample in (sample for table in tables for sample in table.samples):
-        found.setdefault((sample.kind, sample.way, sample.size), []).append(sample)
+        found.setdefault(sample.cost, []).append(sample)
     return CostTable(tuple(min(same, key=lambda sample: sample.ms) for same in found.values()))
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ostinato.runtime.dispatch.contests import contests, in_line, with_eager_between
-from ostinato.runtime.dispatch.costs import CostTable, way_order
-from ostinato.runtime.dispatch.measure import Cost, StepsToTime, TimedStep, Timings, cost_sample
+from ostinato.runtime.dispatch.costs import Cost, CostTable, way_order
+from ostinato.runtime.dispatch.measure import StepsToTime, TimedStep, Timings, cost_sample
 
 __all__ = ["confirmed_costs"]
 
@@ -60,8 +60,9 @@ def confirmed_costs(
         All samples of ``first`` in their order, then eager ones at sizes where eager turned out to be near a graph.
         What decides nothing has its least time: a cost that is compared stands at that height too.
     """
-    todo = with_eager_between(first.todo, first.least, steps)
-    pairs = contests(todo, first.least)
+    least = first.least
+    todo = with_eager_between(first.todo, least, steps)
+    pairs = contests(todo, least)
     walk = sorted(
         {step.cost: step for pair in pairs for step in pair}.values(),
         key=lambda step: (str(step.kind), step.decision.live.num_tokens, way_order(step.cost[1]), step.size),
@@ -75,7 +76,7 @@ def confirmed_costs(
     slowness |= _slowness([step.cost for step in walk], turns, least_ms, walks=True)
     found = {(one.cost, other.cost): _ratio(one.cost, other.cost, turns, slowness) for one, other in pairs}
     settled = in_line(least_ms, {pair: ratio for pair, ratio in found.items() if ratio is not None})
-    spread = {(sample.kind, sample.way, sample.size): sample.spread for sample in first.table.samples}
+    spread = {sample.cost: sample.spread for sample in first.table.samples}
     return CostTable(tuple(cost_sample(cost, ms, spread.get(cost, 0.0)) for cost, ms in settled.items()))
 
 

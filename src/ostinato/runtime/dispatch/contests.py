@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations, pairwise
 from typing import Final
 
-from ostinato.runtime.dispatch.costs import BatchKind, CostTable, way_of, way_order
-from ostinato.runtime.dispatch.measure import Cost, StepsToTime, TimedStep
+from ostinato.runtime.dispatch.costs import BatchKind, Cost, CostTable, way_of, way_order
+from ostinato.runtime.dispatch.measure import StepsToTime, TimedStep
 from ostinato.runtime.dispatch.policy import KEYS_A_GROUP, decision_for
 from ostinato.runtime.keys import LiveBatch
 

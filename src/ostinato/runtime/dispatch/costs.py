@@ -14,7 +14,7 @@ from ostinato.errors import ConfigError
 from ostinato.runtime.keys import GraphKey, LiveBatch, RuntimeMode
 from ostinato.runtime.planning import CostCurve
 
-__all__ = ["EAGER", "BatchKind", "CostSample", "CostTable", "compare_costs", "way_of", "way_order"]
+__all__ = ["EAGER", "BatchKind", "Cost", "CostSample", "CostTable", "compare_costs", "way_of", "way_order"]
 
 EAGER: Final = "eager"
 _WAYS: Final = ("full decode graph", "full graph", "piecewise graph", EAGER)  # in the usual order
@@ -47,6 +47,10 @@ class BatchKind:
         return name + many + (f" kv_tier={self.kv_tier}" if self.kv_tier is not None else "")
 
 
+Cost = tuple[BatchKind, str, int]
+"""Kind of batch, way to run it, size: names one cost of a table."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostSample:
     """One measurement: what a step takes where it is disturbed least, and how far the middle half of its times spreads.
@@ -63,6 +67,11 @@ class CostSample:
     ms: float
     spread: float = 0.0
     """Third quartile less first, as a share of the first."""
+
+    @property
+    def cost(self) -> Cost:
+        """The cost of a table that this is a measurement of."""
+        return self.kind, self.way, self.size
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
-from ostinato.runtime.dispatch.costs import BatchKind, CostSample, CostTable, way_of
+from ostinato.runtime.dispatch.costs import BatchKind, Cost, CostSample, CostTable, way_of
 from ostinato.runtime.dispatch.decision import Decision
 from ostinato.runtime.dispatch.policy import KEYS_A_GROUP, decision_for
 from ostinato.runtime.keys import GraphKey, LiveBatch, RuntimeMode
 
 __all__ = [
-    "Cost",
     "StepRun",
     "StepsToTime",
     "TimedStep",
@@ -35,10 +34,6 @@ is not, since kernels change with the bucket: each is measured."""
 _ROUNDS: Final = 8
 """Even: there and back again. Of a steady drift a sixteenth is left in what is compared."""
 _MOST_REPEATS: Final = 32
-
-
-Cost = tuple[BatchKind, str, int]
-"""Kind of batch, way to run it, size: names one cost of a table."""
 
 
 class StepRun(NamedTuple):

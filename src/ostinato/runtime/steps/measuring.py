@@ -76,7 +76,7 @@ class Measuring:
 
     def unmeasured(self, costs: CostTable, steps: StepsToTime | None) -> list[GraphKey]:
         """Keys that are or will be captured and have no cost in ``costs``; see `Graphed.unmeasured`."""
-        there = {(sample.kind, sample.way, sample.size) for sample in costs.samples}
+        there = {sample.cost for sample in costs.samples}
         against = self.dispatcher.why_blocked
         keys = [key for key in self.dispatcher.keys if against(key) in (None, Reason.NOT_CAPTURED_YET)]
         todo = self._todo(keys, steps or self._made_up(), None)
