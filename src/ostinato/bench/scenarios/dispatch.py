@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from ostinato.bench.engine_probe import facade_of, measure_buckets
 from ostinato.bench.run import Run
-from ostinato.engine.execution.sizes import token_sizes_for
+from ostinato.engine.execution.sizes import named_sizes, token_sizes_for
 from ostinato.errors import ConfigError
 from ostinato.runtime import (
     BatchKind,
@@ -29,7 +29,6 @@ from ostinato.runtime import (
     LiveBatch,
     RuntimeMode,
     choose,
-    preset_within,
 )
 
 __all__ = ["check", "extended", "judged", "kinds_of_steps", "least", "losses", "measure"]
@@ -64,9 +63,7 @@ def measure(run: Run) -> None:
     note("weighed: sizes with two ways or more that were measured; one_way: sizes with a single way to run them")
     most = max(_tokens(run))
     device_type = run.target.device.type
-    given = run.config.engine.token_sizes
-    if isinstance(given, str):
-        given = preset_within(given, "mixed", limit=most)
+    given = named_sizes(run.config.engine.token_sizes, "mixed", limit=most)
     default = given or token_sizes_for(device_type, most, run.target.layer_weights)
     sizes = extended(default, most)
     added = [size for size in sizes if size not in default]

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from ostinato.engine.config import EngineConfig
-from ostinato.engine.execution.sizes import decode_sizes_for, kv_tiers_for, max_captured_tokens, token_sizes_for
+from ostinato.engine.execution.sizes import (
+    decode_sizes_for,
+    kv_tiers_for,
+    max_captured_tokens,
+    named_sizes,
+    token_sizes_for,
+)
 from ostinato.engine.models import ModelConfig
 from ostinato.engine.paging import pages_for
-from ostinato.runtime import GraphConfig, preset_within
+from ostinato.runtime import GraphConfig
 
 __all__ = ["graph_settings", "why_sizes_end"]
 
@@ -25,8 +31,8 @@ def graph_settings(
     most_tokens, most_reqs = config.max_num_batched_tokens, config.max_num_reqs
     if num_pages is not None:
         most_tokens, most_reqs = min(most_tokens, num_pages * config.page_size), min(most_reqs, num_pages)
-    tokens = _named(config.token_sizes, "mixed", most_tokens)
-    requests = _named(config.decode_sizes, "decode", most_reqs)
+    tokens = named_sizes(config.token_sizes, "mixed", limit=most_tokens)
+    requests = named_sizes(config.decode_sizes, "decode", limit=most_reqs)
     return GraphConfig(
         mode=config.mode,
         partition=config.partition,
@@ -64,10 +70,6 @@ def why_sizes_end(config: EngineConfig, num_pages: int) -> dict[str, str]:
     if not isinstance(config.token_sizes, tuple) and most_tokens < config.max_num_batched_tokens:
         reasons["token_sizes"] = f"up to {most_tokens}: the KV cache holds no more tokens"
     return reasons
-
-
-def _named(sizes: tuple[int, ...] | str | None, kind: str, limit: int) -> tuple[int, ...] | None:
-    return preset_within(sizes, kind, limit=limit) if isinstance(sizes, str) else sizes
 
 
 def _compiles(config: EngineConfig) -> bool:

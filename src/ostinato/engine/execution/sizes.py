@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import Final
 
 from ostinato.engine.layers.linear_tiles import MAX_ROWS, ROW_BUCKETS
-from ostinato.runtime import GraphKey, PlannedSizes, decode_ladder, token_ladder
+from ostinato.runtime import GraphKey, PlannedSizes, decode_ladder, preset_within, token_ladder
 
-__all__ = ["decode_sizes_for", "kv_tiers_for", "max_captured_tokens", "out_of_reach", "token_sizes_for"]
+__all__ = ["decode_sizes_for", "kv_tiers_for", "max_captured_tokens", "named_sizes", "out_of_reach", "token_sizes_for"]
 
 # An H200 multiplies by a layer's weights for as long as the host launches its kernels, some 0.3 ms, when tokens times
 # weights are so many.
@@ -41,12 +41,20 @@ def token_sizes_for(device_type: str, max_num_batched_tokens: int, layer_weights
     if device_type == "cpu":
         return _doubling(16, max_num_batched_tokens)
     end = max_captured_tokens(layer_weights)
-    few = [size for size in ROW_BUCKETS if size <= MAX_ROWS]
     more = [size for size in token_ladder(end) if size > MAX_ROWS]
     # In the last octave the device is busy for nearly as long as the host, so padding costs what eager would save.
     between = [(lower + upper) // 2 for lower, upper in pairwise(more) if lower >= end // 2]
     largest = min(max_num_batched_tokens, end)
-    return tuple(sorted({*(size for size in (*few, *more, *between) if size < largest), largest}))
+    return tuple(sorted({*(size for size in (*ROW_BUCKETS, *more, *between) if size < largest), largest}))
+
+
+def named_sizes(sizes: tuple[int, ...] | str | None, kind: str, *, limit: int) -> tuple[int, ...] | None:
+    """The sizes that a setting means: those it lists, or those of the ladder that it names, up to ``limit``.
+
+    Args:
+        kind: ``"decode"`` or ``"mixed"``.
+    """
+    return preset_within(sizes, kind, limit=limit) if isinstance(sizes, str) else sizes
 
 
 def decode_sizes_for(device_type: str, max_num_reqs: int, num_pages: int | None = None) -> tuple[int, ...] | None:
