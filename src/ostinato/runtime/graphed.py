@@ -216,7 +216,8 @@ class Graphed:
             RuntimeStateError: a key is not planned.
         """
         self._life.require(Stage.CAPTURED, step="retire")
-        if other := [key for key in keys if key not in set(self.keys)]:
+        planned = set(self.keys)
+        if other := [key for key in keys if key not in planned]:
             raise RuntimeStateError(f"{other[0]} is not planned", fix="retire keys of `keys`")
         self.finish_shadow()
         with self._lock:

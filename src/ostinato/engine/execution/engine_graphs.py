@@ -84,9 +84,9 @@ class EngineGraphs:
         costs = self.executor.graphed.costs
         unmeasured = [] if costs is None else unmeasured_keys(self.executor, costs)
         if unmeasured:
-            what = f"no cost was measured of {_some(unmeasured)}, captured since the start; it is estimated"
-            logger.warning("%s", what)
-            self.reasons["costs"] = what
+            self._tell_of_costs(
+                f"no cost was measured of {_some(unmeasured)}, captured since the start; it is estimated"
+            )
         return report
 
     def fall_asleep(self) -> SleepReport:
@@ -138,8 +138,7 @@ class EngineGraphs:
         if unmeasured:
             what = f"{self._config.costs} was measured with other sizes: it has no cost of {_some(unmeasured)}"
             what += "; what is between its sizes is estimated" if graphed.pending else "; measured again"
-            logger.warning("%s", what)
-            self.reasons["costs"] = what
+            self._tell_of_costs(what)
         if stored is not None and (graphed.pending or not unmeasured):
             graphed.use_costs(stored)
         elif graphed.pending:
@@ -156,6 +155,10 @@ class EngineGraphs:
                 if stored is None:
                     raise
                 logger.warning("%s", error)  # a file that need not have been writable: the next start measures again
+
+    def _tell_of_costs(self, what: str) -> None:
+        logger.warning("%s", what)
+        self.reasons["costs"] = what
 
     def _save(self) -> None:
         if self._manifest is None:

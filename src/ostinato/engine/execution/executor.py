@@ -477,7 +477,8 @@ class Executor:
             self._forget_costs(out)
 
     def _forget_costs(self, retired: Sequence[GraphKey]) -> None:
-        self.capture_costs = {key: cost for key, cost in self.capture_costs.items() if key not in set(retired)}
+        gone = set(retired)
+        self.capture_costs = {key: cost for key, cost in self.capture_costs.items() if key not in gone}
 
     def _prepare(self, key: GraphKey) -> None:
         """Fresh metadata before each warm-up run and capture of ``key``."""
