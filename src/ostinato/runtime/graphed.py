@@ -17,7 +17,7 @@ from ostinato.errors import RuntimeStateError
 from ostinato.runtime.arguments import Arguments, check_budget, check_costs
 from ostinato.runtime.assembly import assemble
 from ostinato.runtime.breaks import is_planning, is_recording
-from ostinato.runtime.buffers import Sizes, Slot, Staging, StaticBuffers
+from ostinato.runtime.buffers import BindCopy, Sizes, Slot, Staging, StaticBuffers
 from ostinato.runtime.capture import CaptureBackend
 from ostinato.runtime.config import GraphConfig
 from ostinato.runtime.dispatch import CostTable, Decision, Reason, ResolvedMode, StepsToTime
@@ -415,9 +415,13 @@ class Graphed:
         """The padded sizes of ``key``, hence the layout of `buffers` that its graph has baked in."""
         return self._wrapped.key_sizes(key)
 
-    def staging(self) -> Staging:
-        """Host memory for assembling steps that `run` executes: one copy brings a whole step over."""
-        return Staging(self.buffers)
+    def staging(self, *, bind_copy: BindCopy | None = None) -> Staging:
+        """Host memory for assembling steps that `run` executes: one copy brings a whole step over.
+
+        Args:
+            bind_copy: who copies, where that is not the driver; see `Staging`.
+        """
+        return Staging(self.buffers, bind_copy=bind_copy)
 
     def run(self, decision: Decision, *, on_other: Callable[[Decision], None] | None = None) -> Any:
         """Run a step whose inputs stand in `buffers` already, at `sizes`, tails written by the caller.

@@ -38,6 +38,7 @@ from ostinato.engine.execution.shadow import EngineShadow
 from ostinato.engine.execution.sizes import out_of_reach
 from ostinato.engine.execution.step_context import graph_metadata, live_metadata, made_up_metadata
 from ostinato.engine.execution.veto import why_no_full_graph
+from ostinato.engine.kernels.pinned_copy import KernelCopy, copies_by_kernel
 from ostinato.engine.kvcache import LayerCache
 from ostinato.engine.layers import FusedLinears, SamplingHead, feed_ids
 from ostinato.engine.layers.linear_table import LinearTable, load_table, table_key
@@ -173,7 +174,7 @@ class Executor:
             shadow=EngineShadow(self),
             sinks=sinks,
         )
-        self._staging = self.graphed.staging()
+        self._staging = self.graphed.staging(bind_copy=_copy_by_kernel if copies_by_kernel(self._device) else None)
         self._in_full_graph = False  # while one is warmed up, captured or qualified
         self._rows_are_requests = False  # in such a graph
         self._has_shadow = config.shadow_every > 0
@@ -547,6 +548,10 @@ class Executor:
 
 def _nothing() -> None:
     """For attention that plans nothing."""
+
+
+def _copy_by_kernel(target: Tensor, source: Tensor) -> Callable[[], None]:
+    return KernelCopy(source, target.device).into(target)
 
 
 def _linear_table(loaded: LoadedModel) -> LinearTable:

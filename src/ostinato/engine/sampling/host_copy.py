@@ -3,13 +3,14 @@
 On CUDA into pinned memory, behind an event. `HostCopy` holds one copy, in memory of its own; a `CopyRing` keeps the
 memory and the event of a copy that was used for the next of its length, since making them costs a step more than the
 copy, and the steps that give first tokens are those whose lengths change. One that is never given back is never written
-over, and torch's caching host allocator hands its memory out again only when the copy has run. Called by
-`PendingSample`.
+over, and its memory goes back only when the copy has run. Called by `PendingSample`.
 """
 
 from __future__ import annotations
 
 import torch
+
+from ostinato.engine.kernels.pinned_copy import KernelCopy, copies_by_kernel
 
 __all__ = ["CopyRing", "HostCopy"]
 
@@ -22,13 +23,23 @@ class HostCopy:
             self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         # torch.cuda.Event looks the current stream up in Python.
         self._event = torch.Event(tensor.device) if tensor.is_cuda else None
+        self._kernel = None
+        if copies_by_kernel(tensor.device) and tensor.numel() and tensor.itemsize == 8 and tensor.is_contiguous():
+            self._kernel = KernelCopy(self._host, tensor.device)
         self.start(tensor)
 
     def start(self, tensor: torch.Tensor) -> None:
         """Copy ``tensor``, which is like the first; the values of the copy before were read and are not needed."""
-        self._host.copy_(tensor, non_blocking=True)
+        if self._kernel is not None:
+            self._kernel.from_device(tensor)
+        else:
+            self._host.copy_(tensor, non_blocking=True)
         if self._event is not None:
             self._event.record()
+
+    def __del__(self) -> None:
+        if getattr(self, "_kernel", None) is not None and self._event is not None:
+            self._event.synchronize()  # torch's allocator of pinned memory does not know that a kernel writes there
 
     def __len__(self) -> int:
         return len(self._host)

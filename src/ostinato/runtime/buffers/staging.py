@@ -7,9 +7,9 @@ is enough. A mirror is nobody else's, unlike the arena: what a step wrote stays,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -19,9 +19,13 @@ from ostinato.runtime.buffers.static import Sizes, StaticBuffers, sizes_key
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["HostSlots", "Staging"]
+__all__ = ["BindCopy", "HostSlots", "Staging"]
 
 _MOST_SIZES = 4096  # whose views are kept
+
+BindCopy: TypeAlias = Callable[[torch.Tensor, torch.Tensor], Callable[[], object]]
+"""(target on the device, source in pinned memory) -> what copies, on the stream that is current when it is called. Both
+are flat byte tensors of the same length, a multiple of 64."""
 
 
 class HostSlots(dict[str, torch.Tensor]):
@@ -59,9 +63,8 @@ class _Step(NamedTuple):
     """What one mirror gives a step of some sizes."""
 
     slots: HostSlots
-    target: torch.Tensor
-    """Of the arena, the bytes that ``source`` is copied to."""
-    source: torch.Tensor
+    copy: Callable[[], object]
+    """Brings them over."""
 
 
 class Staging:
@@ -70,11 +73,14 @@ class Staging:
     Args:
         buffers: where the data goes.
         depth: mirrors in the ring; with n, n - 1 copies may be pending while the next step is assembled.
+        bind_copy: how a step is copied; by default by the driver. Not asked on the CPU. The mirrors live as long as
+            this object: whoever copies in a way that torch does not know of lets the device end before that.
     """
 
-    def __init__(self, buffers: StaticBuffers, *, depth: int = 2) -> None:
+    def __init__(self, buffers: StaticBuffers, *, depth: int = 2, bind_copy: BindCopy | None = None) -> None:
         self._buffers = buffers
         self._is_host = buffers.arena.device.type == "cpu"
+        self._bind_copy = _by_driver if self._is_host or bind_copy is None else bind_copy
         num = 1 if self._is_host else depth
         self._mirrors = [self._mirror() for _ in range(num)]
         # Not torch.cuda.Event, which looks the current stream up in Python: four times the price.
@@ -102,8 +108,7 @@ class Staging:
 
     def upload(self, sizes: Sizes) -> None:
         """Copy what `open` handed out to the arena, in one copy on the current stream."""
-        step = self._step(sizes)
-        step.target.copy_(step.source, non_blocking=True)
+        self._step(sizes).copy()
         if self._is_host:
             return
         event = self._pending[self._current] or torch.Event(self._buffers.arena.device)
@@ -119,8 +124,12 @@ class Staging:
                 steps.clear()
             mirror, num_bytes = self._mirrors[self._current], self._buffers.num_bytes_at(sizes)
             slots = HostSlots(self._buffers.views_of(mirror, sizes))
-            steps[key] = _Step(slots, self._buffers.arena[:num_bytes], mirror[:num_bytes])
+            steps[key] = _Step(slots, self._bind_copy(self._buffers.arena[:num_bytes], mirror[:num_bytes]))
         return steps[key]
 
     def _mirror(self) -> torch.Tensor:
         return torch.empty(self._buffers.arena.shape, dtype=torch.uint8, pin_memory=not self._is_host)
+
+
+def _by_driver(target: torch.Tensor, source: torch.Tensor) -> Callable[[], object]:
+    return partial(target.copy_, source, non_blocking=True)

@@ -42,7 +42,7 @@ class StaticBuffers:
         self.max_sizes = dict(max_sizes)
         self._places: dict[tuple[int, int], list[tuple[str, int, tuple[int, ...]]]] = {}
         self._views: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
-        num_bytes = _aligned(self.num_bytes_at(max_sizes))  # so that it can be seen as any dtype
+        num_bytes = self.num_bytes_at(max_sizes)
         try:
             with torch.inference_mode(False):  # wherever it is made, it can be written and watched everywhere
                 self.arena = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
@@ -59,9 +59,9 @@ class StaticBuffers:
         return self.arena.numel()
 
     def num_bytes_at(self, sizes: Sizes) -> int:
-        """Bytes from the arena's start that hold a step of ``sizes``."""
+        """Bytes from the arena's start that hold a step of ``sizes``; they can be seen as any dtype."""
         name, offset, shape = self._layout(sizes)[-1]
-        return offset + _num_bytes(shape, self.slots[name].dtype)
+        return offset + _aligned(_num_bytes(shape, self.slots[name].dtype))
 
     def views(self, sizes: Sizes) -> dict[str, torch.Tensor]:
         """The slots at ``sizes``, by name and in declaration order: what a callable gets."""
