@@ -3,6 +3,7 @@
 from ostinato.engine.layers.attention import SelfAttention
 from ostinato.engine.layers.feed import feed_ids
 from ostinato.engine.layers.fused_linear import FusedLinears
+from ostinato.engine.layers.gather import gather_rows
 from ostinato.engine.layers.kernel_choice import takes_one_row_path
 from ostinato.engine.layers.linear import Linear
 from ostinato.engine.layers.mlp import GatedMLP
@@ -20,5 +21,6 @@ __all__ = [
     "SamplingHead",
     "SelfAttention",
     "feed_ids",
+    "gather_rows",
     "takes_one_row_path",
 ]

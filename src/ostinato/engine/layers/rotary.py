@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ostinato.engine.layers.gather import gather_rows
+
 __all__ = ["RopeConfig", "RotaryTable", "rotate", "rotary_frequencies"]
 
 
@@ -68,7 +70,7 @@ class RotaryTable(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         """[num_tokens] int64 -> [num_tokens, head_dim] float32: cosines, then sines."""
-        return self.table.index_select(0, positions)
+        return gather_rows(self.table, positions)
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:

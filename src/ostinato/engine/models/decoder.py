@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding
 
-from ostinato.engine.layers import FusedLinears, RMSNorm, RotaryTable, takes_one_row_path
+from ostinato.engine.layers import FusedLinears, RMSNorm, RotaryTable, gather_rows, takes_one_row_path
 from ostinato.engine.models.checkpoint import fill_from_checkpoint
 from ostinato.engine.models.config import ModelConfig
 from ostinato.engine.models.decoder_layer import DecoderLayer
@@ -57,7 +56,7 @@ class DecoderModel(nn.Module):
             the rows that are sampled from, and within the output projection if that is one.
         """
         rotary = self.rotary(positions)
-        addend, residual = None, embedding(input_ids, self.embedding)
+        addend, residual = None, gather_rows(self.embedding, input_ids)
         for layer in self.layers:
             addend, residual = layer(addend, residual, rotary)
         return residual if addend is None else self.norm.add(addend, residual)[1]

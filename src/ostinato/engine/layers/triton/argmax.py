@@ -20,7 +20,8 @@ __all__ = ["MAX_SPLITS", "launch_argmax", "scratch"]
 
 MAX_SPLITS = 64
 _BLOCK = 1024
-_PROGRAMS = 528  # four for each multiprocessor of a large device
+_NUM_WARPS = 8
+_PROGRAMS = 1056  # eight for each multiprocessor of a large device: so many bytes must be on their way at once
 
 
 @triton.jit(do_not_specialize=["vocab", "num_splits"])
@@ -61,7 +62,7 @@ def _argmax_kernel(logits, out, peaks, places, counters, vocab, num_splits, BLOC
 
 @functools.cache
 def _launcher(dtype: torch.dtype) -> Launcher:
-    return Launcher(_argmax_kernel, f"argmax[{dtype}]", BLOCK=_BLOCK, SPLITS=MAX_SPLITS, num_warps=4)
+    return Launcher(_argmax_kernel, f"argmax[{dtype}]", BLOCK=_BLOCK, SPLITS=MAX_SPLITS, num_warps=_NUM_WARPS)
 
 
 def launch_argmax(logits: Tensor, out: Tensor, peaks: Tensor, places: Tensor, counters: Tensor) -> None:
