@@ -20,6 +20,7 @@ from ostinato.engine.text.json_file import read_json_object
 from ostinato.testing.tiny_tokenizer import write_tiny_tokenizer
 
 SPREAD = 0.02
+DRAWN = 1 << 20  # numbers of a tensor
 
 
 def shapes_of(config: dict[str, object]) -> dict[str, torch.Size]:
@@ -39,8 +40,10 @@ def shards_of(shapes: dict[str, torch.Size], num_shards: int) -> list[list[str]]
 
 
 def tensor_of(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Random, but for norms: around one."""
-    values = torch.empty(shape, dtype=torch.bfloat16).normal_(0, SPREAD, generator=generator)
+    """Random, but for norms: around one. Drawn once and repeated, since a start reads bytes and not numbers."""
+    numel = shape.numel()
+    drawn = torch.empty(min(numel, DRAWN), dtype=torch.bfloat16).normal_(0, SPREAD, generator=generator)
+    values = drawn.repeat(-(-numel // len(drawn)))[:numel].clone().view(shape)
     return values + 1 if "norm" in name else values
 
 
