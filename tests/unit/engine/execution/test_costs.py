@@ -222,6 +222,19 @@ def test_steps_are_timed_as_the_engine_runs_them(model: str, monkeypatch: pytest
         assert asked == [overlap, overlap]
 
 
+def test_costs_of_steps_that_were_timed_otherwise_are_refused(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    with LLM(model, costs=str(path), overlap=False, **SETTINGS):
+        pass
+    with pytest.raises(ForeignCostsError, match="overlap off, and here it is on"):
+        LLM(model, costs=str(path), overlap=True, **SETTINGS)
+    document = json.loads(path.read_text())
+    del document["format"], document["origin"]["overlap"]
+    path.write_text(json.dumps(document))
+    with pytest.raises(ForeignCostsError, match="format 1, and here it is 2"):
+        LLM(model, costs=str(path), overlap=False, **SETTINGS)
+
+
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_captured(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
