@@ -127,7 +127,7 @@ class TargetError(ConfigError):
 
 
 class ForeignCostsError(ConfigError):
-    """A file of measured costs is of another device, model, dtype or version: it says nothing about this one."""
+    """A file of measured costs is of another device, model, dtype, version or way of timing: it says nothing here."""
 
     code = "OST104"
 

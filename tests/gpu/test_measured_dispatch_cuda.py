@@ -1,11 +1,12 @@
 """Measured dispatch on a GPU: for every size the chosen way is about as fast as the fastest, timed anew.
 
 The bar of the benchmark is 3 % on a real model. Here the model is tiny and the machine may be shared, so a size may be
-off by `TOLERANCE`, and one in four by more than 3 %.
+off by `TOLERANCE`, and one in four by more than 3 %. And how a step is timed: behind another one, or alone.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from ostinato import LLM
 from ostinato.bench.engine_probe import facade_of, measure_buckets
 from ostinato.bench.scenarios.dispatch import losses
 from ostinato.engine import SamplingParams, StepQuery
-from ostinato.runtime import LiveBatch, RuntimeMode
+from ostinato.runtime import GraphConfig, Graphed, LiveBatch, RuntimeMode
 from ostinato.testing.tiny_models import write_tiny_model
 
 DEVICE = "cuda"
@@ -92,3 +93,62 @@ def test_a_start_that_finds_its_file_measures_nothing(
     monkeypatch.setattr("ostinato.engine.execution.engine_graphs.measure_costs", None)
     with LLM(str(model), device=DEVICE, costs=costs, **LIMITS) as second:
         assert second.costs is not None and second.costs.samples
+
+
+# --- how a step is timed -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cycles_per_ms() -> float:
+    """Of the device's clock, once it is warm."""
+    cycles, (start, end) = 20_000_000, (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(5):
+        start.record()
+        torch.cuda._sleep(cycles)
+        end.record()
+        torch.cuda.synchronize()
+    return cycles / float(start.elapsed_time(end))
+
+
+def busy(ms: float) -> None:
+    """Keep the host busy; a sleep might oversleep by more than a test allows."""
+    until = time.perf_counter() + ms * 1e-3
+    while time.perf_counter() < until:
+        pass
+
+
+def eager_ms(*, host_ms: float, device_ms: float, cycles_per_ms: float, overlap: bool) -> float:
+    """Measured cost of a step that keeps the host busy and then gives the device its work."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        busy(host_ms)
+        torch.cuda._sleep(int(device_ms * cycles_per_ms))
+        return x * 2
+
+    example = (torch.ones(4, 2, device=DEVICE),)
+    with Graphed(step, example=example, config=GraphConfig(mode="full", sizes=(4,))) as graphed:
+        graphed.warm_up().capture()
+        table = graphed.measure(budget_seconds=0.5, overlap=overlap)
+    return next(sample.ms for sample in table.samples if sample.way == "eager")
+
+
+def test_a_step_that_waits_for_the_device_costs_its_device_time_and_alone_both(cycles_per_ms: float) -> None:
+    parts = {"host_ms": 1.0, "device_ms": 3.0, "cycles_per_ms": cycles_per_ms}
+    assert eager_ms(**parts, overlap=True) == pytest.approx(3.0, rel=0.15)
+    assert eager_ms(**parts, overlap=False) == pytest.approx(4.0, rel=0.15)
+
+
+def test_a_step_that_waits_for_the_host_costs_its_host_time_and_alone_both(cycles_per_ms: float) -> None:
+    parts = {"host_ms": 3.0, "device_ms": 1.0, "cycles_per_ms": cycles_per_ms}
+    assert eager_ms(**parts, overlap=True) == pytest.approx(3.0, rel=0.15)
+    assert eager_ms(**parts, overlap=False) == pytest.approx(4.0, rel=0.15)
+
+
+def test_no_step_of_an_engine_is_dearer_behind_another_than_alone(model: Path) -> None:
+    """Its staging ring, its attention's plans and its shared outputs let it be launched again without a wait."""
+    found = {}
+    for overlap in (True, False):
+        with LLM(str(model), device=DEVICE, dispatch="measured", overlap=overlap, **LIMITS) as llm:
+            found[overlap] = {sample.cost: sample.ms for sample in measure_buckets(llm, budget_seconds=2.0).samples}
+    shared = found[True].keys() & found[False].keys()
+    assert shared and sum(found[True][cost] for cost in shared) < sum(found[False][cost] for cost in shared)

@@ -84,12 +84,17 @@ def check_guards(graphed: Graphed, key: GraphKey) -> tuple[Callable[[], None], i
 
 
 def measure_buckets(llm: LLM, *, budget_seconds: float) -> CostTable:
-    """What each bucket of an idle engine costs now; its own decisions stay as they were."""
+    """What each bucket of an idle engine costs now, timed as it runs steps; its own decisions stay as they were."""
     executor = llm._require_open()
     graphed, costs = executor.graphed, executor.graphed.costs
     sizes = sorted({key.num_tokens for key in graphed.plans})
     try:
-        return graphed.measure(steps=EngineSteps(executor), sizes=sizes, budget_seconds=budget_seconds)
+        return graphed.measure(
+            steps=EngineSteps(executor),
+            sizes=sizes,
+            budget_seconds=budget_seconds,
+            overlap=bool(llm.config.overlap),
+        )
     finally:
         graphed.use_costs(costs)
         executor.forget_requests()

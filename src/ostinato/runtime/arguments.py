@@ -23,7 +23,7 @@ from ostinato.runtime.planning import largest_size
 from ostinato.runtime.qualify import ShadowOwner
 from ostinato.telemetry import Sink
 
-__all__ = ["Arguments", "check_budget", "check_costs"]
+__all__ = ["Arguments", "check_budget", "check_costs", "check_overlap"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,6 +104,13 @@ def check_budget(seconds: float) -> None:
     """Raise `ConfigError` unless ``seconds``, to measure for, is a number above 0."""
     if not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
         raise ConfigError(f"budget_seconds is {seconds!r}", fix="use a number of seconds above 0")
+
+
+def check_overlap(overlap: object) -> None:
+    """Raise `ConfigError` unless ``overlap`` is true or false."""
+    if not isinstance(overlap, bool):
+        fix = "use False if each step's outputs are read before the next one is launched, else True"
+        raise ConfigError(f"overlap is {overlap!r}", fix=fix)
 
 
 def check_costs(costs: object) -> None:

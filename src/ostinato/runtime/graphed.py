@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 
 from ostinato.errors import RuntimeStateError
-from ostinato.runtime.arguments import Arguments, check_budget, check_costs
+from ostinato.runtime.arguments import Arguments, check_budget, check_costs, check_overlap
 from ostinato.runtime.assembly import assemble
 from ostinato.runtime.breaks import is_planning, is_recording
 from ostinato.runtime.buffers import BindCopy, Sizes, Slot, Staging, StaticBuffers
@@ -495,6 +495,7 @@ class Graphed:
         steps: StepsToTime | None = None,
         sizes: Sequence[int] | None = None,
         budget_seconds: float = 1.0,
+        overlap: bool = True,
         clock: Callable[[], float] = time.perf_counter,
         on_step: Callable[[], None] | None = None,
     ) -> CostTable:
@@ -503,23 +504,28 @@ class Graphed:
         Then those between which a choice is near are timed side by side, for at most as long again: between two that
         are timed apart, a host that changes its speed makes larger differences than there are.
 
-        Wall time with the device's work in it, so what the host spends on launches counts. State and random
+        A step costs what it takes behind one of its own kind, the host ahead of the device: what the host spends on
+        launches, or what the device works, whichever is more. With ``overlap=False``, and on the CPU, it is the wall
+        time of both together. State and random
         generators are as before afterwards; nothing is counted. Not while steps are running elsewhere: they would not
         be counted, and what they write to the state would be taken back.
 
         Args:
             steps: of the caller's own; by default the batches of warm-up, with random rows.
             sizes: only buckets of these numbers of tokens; by default all, and eager at some of them.
-            budget_seconds: for the first times of all; what each step takes nine times, its inputs put in place
-                before, is spent in any case.
-            clock: seconds.
+            budget_seconds: for the first times of all, by the clock on the wall and with all that is not a time of a
+                step; nine turns of each step are spent in any case.
+            overlap: whether steps will be launched one right behind the other; False if the outputs of each are read
+                before the next one is launched.
+            clock: seconds; with ``overlap`` on CUDA of what is spent alone, as a step is timed by the device.
             on_step: told of each turn: nine for each step, and then as many as near choices need (for a progress bar).
 
         Raises:
             RuntimeStateError: before `capture`, or every key is `pending`.
-            ConfigError: the budget is not above 0, or a size is no bucket that is captured.
+            ConfigError: the budget is not above 0, ``overlap`` is no bool, or a size is no bucket that is captured.
         """
         check_budget(budget_seconds)
+        check_overlap(overlap)
         self._life.require_captured(self.keys, step="measure")
         self._withdraw_moved()
         if self.pending and not self.plans:
@@ -527,7 +533,9 @@ class Graphed:
                 f"there is no graph to measure: all {len(self.pending)} keys wait for their capture",
                 fix="call capture_late() first",
             )
-        costs = self._measuring.measure(steps, sizes=sizes, budget_seconds=budget_seconds, clock=clock, on_step=on_step)
+        costs = self._measuring.measure(
+            steps, sizes=sizes, budget_seconds=budget_seconds, overlap=overlap, clock=clock, on_step=on_step
+        )
         self.use_costs(costs)
         return costs
 

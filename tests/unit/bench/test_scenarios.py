@@ -156,6 +156,7 @@ def test_dispatch(model: Path) -> None:
         ("prefill", 16, 0),
     ]
     assert {(row["mode"], row["ladder"]) for row in found.rows} == {("auto", "default")}
+    assert any("timed one by one" in note for note in found.notes), "as a CPU runs them"
     for row in found.rows:
         assert row["worst_percent"] + 0.01 >= row["mean_percent"] >= 0 and row["order_worst_percent"] >= 0
         assert sum(count for name, count in row.items() if name.startswith("num_")) == row["sizes"]

@@ -235,6 +235,44 @@ def test_a_table_of_ones_own():
         assert graphed.explain(torch.ones(2, 2)).runtime_mode is RuntimeMode.FULL, "graphs were not measured"
 
 
+@pytest.mark.parametrize("overlap", [None, 1, "yes"])
+def test_overlap_is_true_or_false(ready, overlap):
+    graphed = ready(lambda x: x * 2, X, mode="full", sizes=(4,))
+    with pytest.raises(ConfigError, match="overlap is"):
+        graphed.measure(overlap=overlap, budget_seconds=0.01)
+    assert graphed.costs is None
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_on_a_cpu_nothing_overlaps_and_the_clock_is_the_callers(ready, monkeypatch, overlap):
+    graphed = ready(lambda x: x * 2, X, mode="full", sizes=(4,))
+    with monkeypatch.context() as patch:
+        clock = Clock(patch, eager=lambda n: 4e-3, replay=lambda n: 2e-3)
+        table = graphed.measure(overlap=overlap, budget_seconds=1e-6, clock=clock)
+    assert {sample.way: sample.ms for sample in table.samples} == {"eager": 4.0, "full graph": 2.0}
+    assert len(clock.ways) == 9 * 2, "each run counts"
+
+
+@pytest.mark.parametrize(("overlap", "expected"), [(None, True), (True, True), (False, False)])
+def test_on_cuda_steps_are_timed_in_a_row_unless_they_are_waited_for(ready, monkeypatch, overlap, expected):
+    """What is asked of `Turns` for a device that only says that it is one."""
+    graphed = ready(lambda x: x * 2, X, mode="full", sizes=(4,))
+    asked = []
+
+    class Asked(Exception):
+        pass
+
+    def turns(device, *, overlap, clock):
+        asked.append((device.device.type, overlap))
+        raise Asked
+
+    monkeypatch.setattr("ostinato.runtime.steps.measuring.Turns", turns)
+    monkeypatch.setattr(graphed._measuring.runs.wrapped, "device", torch.device("cuda"))
+    with pytest.raises(Asked):
+        graphed.measure(**({} if overlap is None else {"overlap": overlap}))
+    assert asked == [("cuda", expected)]
+
+
 @pytest.mark.parametrize("sizes", [(3,), (4, 3), "4", 4])
 def test_sizes_that_are_no_buckets(ready, sizes):
     graphed = ready(lambda x: x * 2, X, mode="full", sizes=(4, 8))

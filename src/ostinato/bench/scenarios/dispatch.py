@@ -39,6 +39,13 @@ _JUDGING_SECONDS: Final = {"cuda": 8.0, "cpu": 0.3}
 """Of each measurement that judges, for all buckets in turns; contenders side by side take at most as long again. With
 the engine's own measurement at its start all of it is two minutes on an H200."""
 _FEWEST_TOKENS: Final = 2
+_BEHIND_EACH_OTHER: Final = (
+    "steps were timed as they are served, one right behind the other, by the device's clock: the host's work or the "
+    "device's, whichever is more"
+)
+_WAITED_FOR: Final = (
+    "steps were timed one by one, each waited for, by the clock on the wall: the host's work and the device's together"
+)
 
 
 def check(run: Run) -> None:
@@ -76,6 +83,7 @@ def measure(run: Run) -> None:
     for mode in run.config.modes or ("auto",):
         with run.variant(mode), run.engine(mode, dispatch="measured", mode=mode, token_sizes=sizes, **limits) as llm:
             graphed = facade_of(llm)
+            note(_BEHIND_EACH_OTHER if llm.config.overlap and device_type == "cuda" else _WAITED_FOR)
             ladders = {"default": tuple(default)} | ({"extended": sizes} if added else {})
             lives = kinds_of_steps(graphed.plans, most_tokens=most, most_reqs=llm.config.max_num_reqs or 1)
             decided = {

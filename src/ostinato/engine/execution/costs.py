@@ -100,11 +100,12 @@ _BUDGET_SECONDS: Final = {"cpu": 1.0, "cuda": 4.0}
 """A device is worth four times as much: where its host slows down for a second, undisturbed turns are left."""
 
 
-def measure_costs(executor: Executor, *, on_step: Callable[[], None] | None = None) -> CostTable:
+def measure_costs(executor: Executor, *, overlap: bool, on_step: Callable[[], None] | None = None) -> CostTable:
     """Time the steps of ``executor``, which is idle, and let it decide by them. See `Graphed.measure`."""
     try:
         budget = _BUDGET_SECONDS[executor.graphed.device.type]
-        return executor.graphed.measure(steps=EngineSteps(executor), budget_seconds=budget, on_step=on_step)
+        steps = EngineSteps(executor)
+        return executor.graphed.measure(steps=steps, budget_seconds=budget, overlap=overlap, on_step=on_step)
     finally:
         executor.forget_requests()
         executor.leave_step()

@@ -148,7 +148,8 @@ class EngineGraphs:
             )
         elif graphed.plans:
             with reporting(progress, "measure costs", None, "turns") as bar:
-                measured = measure_costs(self.executor, on_step=lambda: bar.advance(1))
+                overlap = bool(self._config.overlap)
+                measured = measure_costs(self.executor, overlap=overlap, on_step=lambda: bar.advance(1))
             try:
                 self._costs.save(measured)
             except ConfigError as error:

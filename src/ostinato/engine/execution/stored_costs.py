@@ -162,6 +162,7 @@ def _origin(config: EngineConfig, device: torch.device) -> dict[str, str]:
         "model": config.model,
         "dtype": config.dtype,
         "attention": config.attention,
+        "overlap": "on" if config.overlap else "off",
         "torch": str(torch.__version__),
         "ostinato": __version__,
     }

@@ -6,11 +6,12 @@ from ostinato.runtime.dispatch.costs import BatchKind, CostSample, CostTable, co
 from ostinato.runtime.dispatch.decision import Decision, Reason, Rejection
 from ostinato.runtime.dispatch.dispatcher import Dispatcher
 from ostinato.runtime.dispatch.graph_curves import graph_curves
-from ostinato.runtime.dispatch.measure import StepRun, StepsToTime, TimedStep, steps_to_time, time_steps
+from ostinato.runtime.dispatch.measure import StepsToTime, TimedStep, steps_to_time, time_steps
 from ostinato.runtime.dispatch.policy import HYSTERESIS, KeyTable, choose, decision_for
 from ostinato.runtime.dispatch.preview import planned_keys, preview
 from ostinato.runtime.dispatch.ranks import agree_on
 from ostinato.runtime.dispatch.resolve import ModeRequest, ResolvedMode, resolve_mode
+from ostinato.runtime.dispatch.turns import StepRun, Turn, Turns
 
 __all__ = [
     "HYSTERESIS",
@@ -27,6 +28,8 @@ __all__ = [
     "StepRun",
     "StepsToTime",
     "TimedStep",
+    "Turn",
+    "Turns",
     "agree_on",
     "check_costs_path",
     "choose",

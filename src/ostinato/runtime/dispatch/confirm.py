@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from ostinato.runtime.dispatch.contests import contests, in_line, with_eager_between
 from ostinato.runtime.dispatch.costs import Cost, CostTable, way_order
 from ostinato.runtime.dispatch.measure import StepsToTime, TimedStep, Timings, cost_sample
+from ostinato.runtime.dispatch.turns import TakeTurn
 
 __all__ = ["confirmed_costs"]
 
@@ -44,16 +45,16 @@ def confirmed_costs(
     first: Timings,
     steps: StepsToTime,
     *,
-    timed: Callable[[Callable[[], Any]], float],
+    take_turn: TakeTurn,
     budget_seconds: float,
     on_step: Callable[[], None] | None = None,
 ) -> CostTable:
     """The table of ``first``, its costs that decide between each other moved to the ratios that are seen side by side.
 
     Args:
-        timed: seconds of one call, the device's work included.
-        budget_seconds: no turn begins that would end later, by the longest that its step has taken so far. Putting
-            inputs in place counts.
+        take_turn: see `Turns`.
+        budget_seconds: no turn begins that would end later, by the longest that its step has taken so far. All
+            that a turn spends counts.
         on_step: told of each turn; how many there are depends on how many steps are near each other.
 
     Returns:
@@ -68,7 +69,7 @@ def confirmed_costs(
         key=lambda step: (str(step.kind), step.decision.live.num_tokens, way_order(step.cost[1]), step.size),
     )
     turns: dict[Cost, _Turns] = {cost: dict(enumerate(rounds)) for cost, rounds in first.turns.items()}
-    walked = _walks(walk, steps, timed=timed, budget_seconds=budget_seconds, on_step=on_step)
+    walked = _walks(walk, steps, take_turn=take_turn, budget_seconds=budget_seconds, on_step=on_step)
     for cost, more in walked.items():
         turns[cost] = {**turns.get(cost, {}), **{_FIRST_WALK + number: runs for number, runs in more.items()}}
     least_ms = {cost: max(1e3 * min(map(min, each.values())), _COARSE_MS) for cost, each in turns.items() if each}
@@ -84,7 +85,7 @@ def _walks(
     walk: Sequence[TimedStep],
     steps: StepsToTime,
     *,
-    timed: Callable[[Callable[[], Any]], float],
+    take_turn: TakeTurn,
     budget_seconds: float,
     on_step: Callable[[], None] | None,
 ) -> dict[Cost, dict[int, Sequence[float]]]:
@@ -98,10 +99,10 @@ def _walks(
             cost = step.cost
             if spent + longest[cost] >= budget_seconds:
                 return seen
-            ready = timed(runs[cost].ready)
-            seen[cost][number] = found = [timed(runs[cost].run) for _ in range(_RUNS_A_TURN)]
-            longest[cost] = max(longest[cost], ready + sum(found))
-            spent += ready + sum(found)
+            turn = take_turn(runs[cost], _RUNS_A_TURN)
+            seen[cost][number] = turn.seconds
+            longest[cost] = max(longest[cost], turn.spent_seconds)
+            spent += turn.spent_seconds
             if on_step is not None:
                 on_step()
     return seen

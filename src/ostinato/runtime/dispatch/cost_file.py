@@ -12,13 +12,17 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ostinato._whole_file import replace_file
 from ostinato.errors import ConfigError, ForeignCostsError
 from ostinato.runtime.dispatch.costs import CostTable, compare_costs
 
 __all__ = ["check_costs_path", "parse_costs", "read_costs", "write_costs"]
+
+_FORMAT: Final = 2
+"""What a file's times mean. 1, where a file does not say: of each step from an idle device to an idle one. 2: of steps
+one right behind the other, unless they were measured without ``overlap``."""
 
 
 def read_costs(path: Path | str, *, origin: Mapping[str, str]) -> dict[str, CostTable]:
@@ -29,11 +33,14 @@ def read_costs(path: Path | str, *, origin: Mapping[str, str]) -> dict[str, Cost
 
     Raises:
         ConfigError: the file cannot be read, or is no such file.
-        ForeignCostsError: it was measured elsewhere; the message names the first fact that differs, there and here.
+        ForeignCostsError: it was measured elsewhere, or its times mean something else ("format"); the message names
+            the first fact that differs, there and here.
     """
-    found, tables = _parts(_read(Path(path)), path)
-    for fact in {**origin, **found}:
-        there, here = found.get(fact), origin.get(fact)
+    document = _read(Path(path))
+    found, tables = _parts(document, path)
+    theirs, ours = {"format": str(document.get("format", 1)), **found}, {"format": str(_FORMAT), **origin}
+    for fact in {**ours, **theirs}:
+        there, here = theirs.get(fact), ours.get(fact)
         if there != here:
             raise ForeignCostsError(
                 f"{path} was measured with {fact} {there or 'unknown'}, and here it is {here or 'unknown'}",
@@ -64,6 +71,7 @@ def write_costs(path: Path | str, tables: Mapping[str, CostTable], *, origin: Ma
     """
     path = Path(path)
     document = {
+        "format": _FORMAT,
         "origin": dict(origin),
         "date": datetime.date.today().isoformat(),
         "tables": {name: table.to_dict() for name, table in tables.items()},

@@ -1,5 +1,6 @@
 """`CostTable`: what a step takes by each way to run it, as measured. Pure values; no torch.
 
+That is, behind another one where steps are served so: what the host or the device needs for it, whichever is more.
 A graph costs what its bucket costs, padding included; an eager step costs what its live size costs. Between measured
 sizes costs are interpolated. Made by `measure` and `confirm`, kept by `cost_file`, asked by `policy`.
 """
@@ -54,6 +55,9 @@ Cost = tuple[BatchKind, str, int]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostSample:
     """One measurement: what a step takes where it is disturbed least, and how far the middle half of its times spreads.
+
+    It takes from the end of the same step before it to its own end, the host ahead of the device; from an idle device
+    to an idle one where steps are waited for one by one (``overlap`` of `Graphed.measure`).
 
     Not the median: what disturbs a step only ever lengthens it, and on a shared host does so for many turns in a row.
     Where costs decide between each other, they stand in the ratio at which they were seen side by side (`confirm`).

@@ -1,5 +1,5 @@
 """Measuring a `CostTable`: which steps to time, and the first times of all of them. No torch: the steps and the clock
-come from outside.
+come from outside, and how a turn is timed from `turns`.
 
 All steps are timed in turns, there and back again, so that a drift of the machine's clock hits all alike. What decides
 between near equals is seen by `confirm`. Called by `Graphed.measure`.
@@ -10,15 +10,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from ostinato.runtime.dispatch.costs import BatchKind, Cost, CostSample, CostTable, way_of
 from ostinato.runtime.dispatch.decision import Decision
 from ostinato.runtime.dispatch.policy import KEYS_A_GROUP, decision_for
+from ostinato.runtime.dispatch.turns import StepRun, TakeTurn, Turn
 from ostinato.runtime.keys import GraphKey, LiveBatch, RuntimeMode
 
 __all__ = [
-    "StepRun",
     "StepsToTime",
     "TimedStep",
     "Timings",
@@ -34,15 +34,6 @@ is not, since kernels change with the bucket: each is measured."""
 _ROUNDS: Final = 8
 """Even: there and back again. Of a steady drift a sixteenth is left in what is compared."""
 _MOST_REPEATS: Final = 32
-
-
-class StepRun(NamedTuple):
-    """A step that can be run again and again."""
-
-    ready: Callable[[], None]
-    """Puts its inputs where it finds them. Not timed; called before each turn."""
-    run: Callable[[], Any]
-    """The whole step as serving does it, from inputs on the host's side of the work to launched outputs."""
 
 
 class StepsToTime(Protocol):
@@ -144,39 +135,34 @@ def time_steps(
     todo: Sequence[TimedStep],
     steps: StepsToTime,
     *,
-    timed: Callable[[Callable[[], Any]], float],
+    take_turn: TakeTurn,
     budget_seconds: float,
     on_step: Callable[[], None] | None = None,
 ) -> Timings:
     """Time every step of ``todo`` several times over.
 
     Args:
-        timed: seconds of one call, the device's work included.
-        budget_seconds: to spend on all of them. Each is run once to get warm and eight times to be timed, at whatever
-            price, and its inputs are put in place before each turn; what is left buys repeats, the same time for each,
-            so that short steps have more.
+        take_turn: see `Turns`.
+        budget_seconds: to spend on all of them, the same for each: a turn to get warm and eight to be timed, at
+            whatever price. What is left of its share buys a step repeats, so that short steps have more. All that a
+            turn spends counts.
         on_step: told of each turn, nine for each step in all (for a progress bar).
     """
     runs = [steps.step(step.decision, step.like) for step in todo]
-    turns: dict[Cost, list[list[float]]] = {step.cost: [] for step in todo}
-    repeats: list[int] = []
+    turns: dict[Cost, list[Sequence[float]]] = {step.cost: [] for step in todo}
 
-    def turn(at: int, count: int) -> list[float]:
-        runs[at].ready()
-        found = [timed(runs[at].run) for _ in range(count)]
+    def turn(at: int, count: int) -> Turn:
+        found = take_turn(runs[at], count)
         if on_step is not None:
             on_step()
         return found
 
     share = budget_seconds / max(len(todo), 1)
-    for at in range(len(todo)):
-        (warm,) = turn(at, 1)
-        affordable = share / warm if warm > 0 else _MOST_REPEATS
-        repeats.append(max(1, round(min(affordable, _MOST_REPEATS) / _ROUNDS)))
+    repeats = [_repeats(turn(at, 1), share) for at in range(len(todo))]
     for number in range(_ROUNDS):
         order = range(len(todo)) if number % 2 else reversed(range(len(todo)))
         for at in order:
-            turns[todo[at].cost].append(turn(at, repeats[at]))
+            turns[todo[at].cost].append(turn(at, repeats[at]).seconds)
     return Timings(todo=tuple(todo), turns=turns)
 
 
@@ -189,6 +175,14 @@ def spaced(sizes: Sequence[int], *, ratio: float = _MOST_APART) -> list[int]:
         if following is None or following > ratio * kept[-1]:
             kept.append(size)
     return kept
+
+
+def _repeats(warm: Turn, share_seconds: float) -> int:
+    """Runs a turn with which a step spends its share, of which the turn ``warm`` of one run is spent already."""
+    (run,) = warm.seconds
+    left = (share_seconds - warm.spent_seconds) / _ROUNDS - (warm.spent_seconds - run)  # a turn's own part goes first
+    affordable = left / run if run > 0 else _MOST_REPEATS
+    return int(max(1, min(affordable, _MOST_REPEATS / _ROUNDS)))
 
 
 def _lives(keys: Iterable[GraphKey], kind: BatchKind, steps: StepsToTime) -> dict[GraphKey, LiveBatch]:

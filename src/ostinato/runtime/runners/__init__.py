@@ -32,7 +32,7 @@ from ostinato.runtime.runners.replay_view import Origin, ReplayView
 from ostinato.runtime.runners.runner import BoundCall, Call, Runner
 from ostinato.runtime.runners.select import make_runners
 from ostinato.runtime.runners.step_lock import StepLock
-from ostinato.runtime.runners.timing import timed, wait_for
+from ostinato.runtime.runners.timing import MarkedDevice, timed, wait_for
 from ostinato.runtime.runners.wrapped import WrappedCallable
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "FullRunner",
     "Gap",
     "MadeUpRuns",
+    "MarkedDevice",
     "Origin",
     "PlanInspection",
     "ReplayView",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ostinato.errors import ConfigError
 from ostinato.runtime.config import GraphConfig
@@ -14,13 +13,14 @@ from ostinato.runtime.dispatch import (
     Reason,
     StepsToTime,
     TimedStep,
+    Turns,
     confirmed_costs,
     steps_to_time,
     time_steps,
 )
 from ostinato.runtime.keys import GraphKey
 from ostinato.runtime.qualify import Qualifier
-from ostinato.runtime.runners import CapturedKeys, MadeUpRuns, state_kept, timed
+from ostinato.runtime.runners import CapturedKeys, MadeUpRuns, MarkedDevice, state_kept
 from ostinato.runtime.steps.live import LiveSteps, no_grad
 from ostinato.runtime.steps.made_up import MadeUpSteps
 
@@ -44,6 +44,7 @@ class Measuring:
         *,
         sizes: Sequence[int] | None,
         budget_seconds: float,
+        overlap: bool,
         clock: Callable[[], float],
         on_step: Callable[[], None] | None,
     ) -> CostTable:
@@ -61,18 +62,16 @@ class Measuring:
         self.qualifier.finish_shadow()
         steps = steps or self._made_up()
         wrapped = self.runs.wrapped
-
-        def seconds(run: Callable[[], Any]) -> float:
-            return timed(run, wrapped.device, clock=clock)[1]
-
+        overlap = overlap and wrapped.device.type == "cuda"  # elsewhere the host does the work itself
+        turns = Turns(MarkedDevice(wrapped.device), overlap=overlap, clock=clock)
         kept = state_kept({**steps.state(), "(static buffers)": wrapped.buffers.arena})
         random = self.qualifier.subject.seeded()
         with kept, self.qualifier.without_shadow(), self.dispatcher.muted(), random, no_grad():
             todo = self._todo(keys, steps, sizes)
             began = clock()
-            first = time_steps(todo, steps, timed=seconds, budget_seconds=budget_seconds, on_step=on_step)
+            first = time_steps(todo, steps, take_turn=turns, budget_seconds=budget_seconds, on_step=on_step)
             spent = clock() - began
-            return confirmed_costs(first, steps, timed=seconds, budget_seconds=spent, on_step=on_step)
+            return confirmed_costs(first, steps, take_turn=turns, budget_seconds=spent, on_step=on_step)
 
     def unmeasured(self, costs: CostTable, steps: StepsToTime | None) -> list[GraphKey]:
         """Keys that are or will be captured and have no cost in ``costs``; see `Graphed.unmeasured`."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ostinato import LLM
+from ostinato.bench.engine_probe import measure_buckets
 from ostinato.engine import StepQuery
 from ostinato.engine.config import EngineConfig, resolve_engine_config
 from ostinato.engine.execution import Executor, measure_costs
@@ -18,7 +19,7 @@ from ostinato.engine.execution.costs import EngineSteps
 from ostinato.engine.kvcache import named_pages
 from ostinato.engine.scheduler import ScheduledBatch
 from ostinato.errors import ConfigError, ForeignCostsError, OstinatoError
-from ostinato.runtime import BatchKind, Decision, RuntimeMode
+from ostinato.runtime import BatchKind, CostTable, Decision, Graphed, RuntimeMode
 from ostinato.runtime.dispatch import cost_file
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def test_measuring_runs_every_way_and_leaves_everything_as_it_was(
     before, counted = everything(executor), executor.graphed.counters.snapshot()
     seen = launched(executor, monkeypatch)
     try:
-        table = measure_costs(executor)
+        table = measure_costs(executor, overlap=False)
         after = everything(executor)
         assert all(torch.equal(before[name], after[name]) for name in before)
         assert executor.graphed.counters.snapshot() == counted
@@ -202,6 +203,36 @@ def test_costs_of_another_device_are_refused_before_anything_is_captured(
     with pytest.raises(ForeignCostsError, match="hardware NVIDIA H200, and here it is"):
         LLM(model, costs=str(path), **SETTINGS)
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_steps_are_timed_as_the_engine_runs_them(model: str, monkeypatch: pytest.MonkeyPatch, overlap: bool) -> None:
+    """At its start, and by the benchmark that judges its decisions."""
+    asked: list[bool] = []
+    original = Graphed.measure
+
+    def measure(graphed: Graphed, *, overlap: bool, **rest: Any) -> CostTable:
+        asked.append(overlap)
+        return original(graphed, overlap=overlap, **rest)
+
+    monkeypatch.setattr(Graphed, "measure", measure)
+    with LLM(model, dispatch="measured", overlap=overlap, **SETTINGS) as llm:
+        assert asked == [overlap]
+        measure_buckets(llm, budget_seconds=0.01)
+        assert asked == [overlap, overlap]
+
+
+def test_costs_of_steps_that_were_timed_otherwise_are_refused(model: str, tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    with LLM(model, costs=str(path), overlap=False, **SETTINGS):
+        pass
+    with pytest.raises(ForeignCostsError, match="overlap off, and here it is on"):
+        LLM(model, costs=str(path), overlap=True, **SETTINGS)
+    document = json.loads(path.read_text())
+    del document["format"], document["origin"]["overlap"]
+    path.write_text(json.dumps(document))
+    with pytest.raises(ForeignCostsError, match="format 1, and here it is 2"):
+        LLM(model, costs=str(path), overlap=False, **SETTINGS)
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_captured(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.runtime import BatchKind, CostTable, GraphConfig, StepRun
-from ostinato.runtime.dispatch import confirmed_costs, steps_to_time, time_steps
+from ostinato.runtime.dispatch import Turns, confirmed_costs, steps_to_time, time_steps
 from ostinato.runtime.dispatch.contests import contests, in_line, with_eager_between
 from ostinato.runtime.keys import LiveBatch, Mode
 from ostinato.runtime.planning import plan_keys
@@ -24,6 +24,7 @@ class Scripted:
         self.seconds, self.ready = seconds, ready
         self.now = 0.0
         self.log = []
+        self.turns = Turns(self, overlap=False, clock=lambda: self.now)
 
     def live(self, kind, key):
         return LiveBatch(num_tokens=key.num_tokens, num_reqs=1)
@@ -39,14 +40,12 @@ class Scripted:
 
         return StepRun(ready, run)
 
-    def timed(self, run):
-        began = self.now
-        run()
-        return self.now - began
+    def wait(self):
+        """The host does all the work."""
 
     def first(self):
         todo = steps_to_time(KEYS, self, query_lens=(), tiers=None)
-        return time_steps(todo, self, timed=self.timed, budget_seconds=1e-9)
+        return time_steps(todo, self, take_turn=self.turns, budget_seconds=1e-9)
 
 
 def by_size(graph, eager):
@@ -66,7 +65,7 @@ def pairs_of(found):
 
 
 def confirm(steps, first, budget=1.0, **more):
-    return confirmed_costs(first, steps, timed=steps.timed, budget_seconds=budget, **more)
+    return confirmed_costs(first, steps, take_turn=steps.turns, budget_seconds=budget, **more)
 
 
 # --- what is contested ------------------------------------------------------------------------------
@@ -96,7 +95,7 @@ def test_only_what_is_weighed_together_contends():
     keys = plan_keys(GraphConfig(sizes=sizes), Mode.PIECEWISE, max_size=512)
     steps = Scripted(lambda decision: 9e-3 if decision.key is None else 1e-3)
     todo = steps_to_time(keys, steps, query_lens=(), tiers=None)
-    first = time_steps(todo, steps, timed=steps.timed, budget_seconds=1e-9)
+    first = time_steps(todo, steps, take_turn=steps.turns, budget_seconds=1e-9)
     apart = {(b[1] - a[1]) // 64 for a, b in pairs_of(contests(todo, first.least))}
     assert apart == {1, 2}, "three buckets of a kind are weighed"
 
@@ -124,7 +123,7 @@ def test_ways_that_are_left_for_many_requests_contend_below_a_faster_full_graph(
     ms = {"FULL": 1.0, "PIECEWISE": 4.0, "EAGER": 3.9}
     steps = Scripted(lambda decision: ms[decision.runtime_mode.value] * 1e-3 * (1 + decision.padded_tokens / 64))
     first = time_steps(
-        steps_to_time(keys, steps, query_lens=(), tiers=None), steps, timed=steps.timed, budget_seconds=1e-9
+        steps_to_time(keys, steps, query_lens=(), tiers=None), steps, take_turn=steps.turns, budget_seconds=1e-9
     )
     more = with_eager_between(first.todo, first.least, steps)
     assert ("eager", 65) in {step.cost[1:] for step in more}
@@ -200,7 +199,7 @@ def test_a_clock_too_coarse_for_a_step():
 
 def test_no_steps_at_all():
     steps = Scripted(by_size(FLAT, FAR))
-    first = time_steps([], steps, timed=steps.timed, budget_seconds=1.0)
+    first = time_steps([], steps, take_turn=steps.turns, budget_seconds=1.0)
     assert confirm(steps, first) == CostTable()
 
 

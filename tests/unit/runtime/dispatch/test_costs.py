@@ -140,6 +140,18 @@ def test_a_file_of_another_place_is_refused_and_names_both(tmp_path, there, word
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize(("format", "there"), [(None, "1"), (1, "1"), (3, "3"), ("2a", "2a")])
+def test_a_file_whose_times_mean_something_else_is_refused(tmp_path, format, there):
+    """One that says no format was written when every step was timed from an idle device to an idle one."""
+    path = tmp_path / "costs.json"
+    write_costs(path, {"breakable": table({1: 1.0})}, origin=HERE)
+    document = json.loads(path.read_text())
+    document.pop("format")
+    path.write_text(json.dumps(document | ({} if format is None else {"format": format})))
+    with pytest.raises(ForeignCostsError, match=f"format {there}, and here it is 2"):
+        read_costs(path, origin=HERE)
+
+
 ENTRY = {"query_len": None, "kv_tier": None, "way": "eager", "ms": {"1": 1.0}}
 
 
@@ -151,14 +163,14 @@ ENTRY = {"query_len": None, "kv_tier": None, "way": "eager", "ms": {"1": 1.0}}
         "[" * 100_000,
         "{}",
         '{"origin": {}}',
-        json.dumps({"origin": HERE, "tables": {"fx": {}}}),
-        json.dumps({"origin": HERE, "tables": {"fx": [3]}}),
-        json.dumps({"origin": HERE, "tables": {"fx": [{**ENTRY, "ms": {"one": 1.0}}]}}),
-        json.dumps({"origin": HERE, "tables": {"fx": [{**ENTRY, "ms": {"1": "fast"}}]}}),
-        json.dumps({"origin": HERE, "tables": {"fx": [{**ENTRY, "ms": {"1": -1}}]}}),
-        json.dumps({"origin": HERE, "tables": {"fx": [{**ENTRY, "way": "magic"}]}}),
-        json.dumps({"origin": HERE, "tables": {"fx": [{**ENTRY, "kv_tier": "long"}]}}),
-        json.dumps({"origin": HERE, "tables": {"fx": [{**ENTRY, "ms": [1]}]}}),
+        json.dumps({"format": 2, "origin": HERE, "tables": {"fx": {}}}),
+        json.dumps({"format": 2, "origin": HERE, "tables": {"fx": [3]}}),
+        json.dumps({"format": 2, "origin": HERE, "tables": {"fx": [{**ENTRY, "ms": {"one": 1.0}}]}}),
+        json.dumps({"format": 2, "origin": HERE, "tables": {"fx": [{**ENTRY, "ms": {"1": "fast"}}]}}),
+        json.dumps({"format": 2, "origin": HERE, "tables": {"fx": [{**ENTRY, "ms": {"1": -1}}]}}),
+        json.dumps({"format": 2, "origin": HERE, "tables": {"fx": [{**ENTRY, "way": "magic"}]}}),
+        json.dumps({"format": 2, "origin": HERE, "tables": {"fx": [{**ENTRY, "kv_tier": "long"}]}}),
+        json.dumps({"format": 2, "origin": HERE, "tables": {"fx": [{**ENTRY, "ms": [1]}]}}),
     ],
 )
 def test_what_is_no_such_file(tmp_path, text):

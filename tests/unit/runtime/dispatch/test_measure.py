@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostinato.runtime import BatchKind, GraphConfig, StepRun
-from ostinato.runtime.dispatch import steps_to_time, time_steps
+from ostinato.runtime.dispatch import Turns, steps_to_time, time_steps
 from ostinato.runtime.dispatch.measure import spaced
 from ostinato.runtime.keys import GraphKey, LiveBatch, Mode, RuntimeMode
 from ostinato.runtime.planning import plan_keys, token_ladder
@@ -24,6 +24,7 @@ class Scripted:
         self.max_num_reqs = max_num_reqs
         self.now = 0.0
         self.log = []
+        self.turns = Turns(self, overlap=False, clock=lambda: self.now)
 
     def live(self, kind, key):
         if kind.uniform_query_len is None:
@@ -41,10 +42,8 @@ class Scripted:
     def state(self):
         return {}
 
-    def timed(self, run):
-        began = self.now
-        run()
-        return self.now - began
+    def wait(self):
+        """The host does all the work."""
 
 
 def todo(steps, *, sizes=None, tiers=None, config=None, mode=Mode.FULL_AND_PIECEWISE, **more):
@@ -98,7 +97,7 @@ def test_the_table_holds_the_first_quartile_of_the_times():
     config = GraphConfig(sizes=(4,), max_num_reqs=8)
     keys = plan_keys(config, Mode.PIECEWISE, max_size=16)
     chosen = steps_to_time(keys, steps, query_lens=(), tiers=None)
-    table = time_steps(chosen, steps, timed=steps.timed, budget_seconds=1e-3).table
+    table = time_steps(chosen, steps, take_turn=steps.turns, budget_seconds=1e-3).table
     live = LiveBatch(num_tokens=4, num_reqs=1)
     assert table.cost_ms(live, None) == pytest.approx(1.75)
     assert table.cost_ms(live, keys[0]) == pytest.approx(4.75)
@@ -108,12 +107,12 @@ def test_the_table_holds_the_first_quartile_of_the_times():
 def test_what_disturbs_half_of_the_turns_changes_no_cost():
     steps = Scripted()
     chosen = todo(steps)
-    quiet = time_steps(chosen, steps, timed=steps.timed, budget_seconds=1.0).table
+    quiet = time_steps(chosen, steps, take_turn=steps.turns, budget_seconds=1.0).table
     steps = Scripted()
     disturbed = range(len(chosen) * 2, len(chosen) * 7)  # five rounds of nine, the first of which is not timed
     turns = []
     steps.seconds = lambda decision: 1e-3 * (3 if len(turns) in disturbed else 1)
-    loud = time_steps(chosen, steps, timed=steps.timed, budget_seconds=1.0, on_step=lambda: turns.append(1)).table
+    loud = time_steps(chosen, steps, take_turn=steps.turns, budget_seconds=1.0, on_step=lambda: turns.append(1)).table
     assert [s.ms for s in loud.samples] == [s.ms for s in quiet.samples] == [pytest.approx(1.0)] * len(chosen)
     assert all(s.spread > 1 for s in loud.samples), "the spread tells"
 
@@ -121,7 +120,7 @@ def test_what_disturbs_half_of_the_turns_changes_no_cost():
 def test_steps_take_turns_there_and_back():
     steps = Scripted()
     chosen = todo(steps)
-    time_steps(chosen, steps, timed=steps.timed, budget_seconds=1e-9)
+    time_steps(chosen, steps, take_turn=steps.turns, budget_seconds=1e-9)
     runs = [entry for entry in steps.log if entry != "ready"]
     once = [(s.decision.runtime_mode.value, s.size) for s in chosen]
     assert runs == once + (once[::-1] + once) * 4
@@ -133,7 +132,7 @@ def test_a_sixteenth_of_a_drift_is_left():
     steps = Scripted()
     steps.seconds = lambda decision: 1e-3 * (1 + len(steps.log) / 400)
     chosen = todo(steps)
-    table = time_steps(chosen, steps, timed=steps.timed, budget_seconds=1e-9).table
+    table = time_steps(chosen, steps, take_turn=steps.turns, budget_seconds=1e-9).table
     costs = [sample.ms for sample in table.samples]
     assert steps.now / len(chosen) / 9 > 1.1e-3, "it did slow down"
     slower_by = len(chosen) * 8 * 2 / 400  # log entries of eight rounds, two each
@@ -145,26 +144,26 @@ def test_the_budget_buys_repeats(budget, most):
     steps = Scripted()
     chosen = todo(steps)
     turns = []
-    time_steps(chosen, steps, timed=steps.timed, budget_seconds=budget, on_step=lambda: turns.append(1))
+    time_steps(chosen, steps, take_turn=steps.turns, budget_seconds=budget, on_step=lambda: turns.append(1))
     assert steps.log.count(("FULL", 1)) == most
     assert len(turns) == 9 * len(chosen)
 
 
 def test_short_steps_get_more_of_it():
     steps = Scripted(lambda decision: 1e-4 * decision.padded_tokens**2)
-    time_steps(todo(steps), steps, timed=steps.timed, budget_seconds=0.1)
+    time_steps(todo(steps), steps, take_turn=steps.turns, budget_seconds=0.1)
     assert steps.log.count(("FULL", 1)) > 3 * steps.log.count(("EAGER", 16)) >= 15
 
 
 def test_a_clock_too_coarse_for_a_step_gives_a_cost_all_the_same():
     steps = Scripted(lambda decision: 0.0)
-    table = time_steps(todo(steps), steps, timed=steps.timed, budget_seconds=1.0).table
+    table = time_steps(todo(steps), steps, take_turn=steps.turns, budget_seconds=1.0).table
     assert all(sample.ms > 0 and sample.spread == 0 for sample in table.samples)
 
 
 def test_nothing_to_time_is_an_empty_table():
     steps = Scripted()
-    assert time_steps([], steps, timed=steps.timed, budget_seconds=1.0).table.samples == ()
+    assert time_steps([], steps, take_turn=steps.turns, budget_seconds=1.0).table.samples == ()
 
 
 def test_keys_for_adapters_and_variants_are_left_out():
