@@ -26,6 +26,7 @@ from ostinato.engine.attention import (
     install_forward_context,
     set_forward_context,
 )
+from ostinato.engine.before_torch import finish_head_start
 from ostinato.engine.config import check_fits_cache
 from ostinato.engine.execution.batch_slots import batch_slots
 from ostinato.engine.execution.batch_writer import BatchWriter
@@ -181,6 +182,7 @@ class Executor:
         self.capture_seconds = 0.0
         self.capture_costs: Mapping[GraphKey, CaptureCost] = {}
         """What each captured key has taken of the device."""
+        finish_head_start()  # its last ops on the device make way for steps and captures
 
     def prepare_later(self, *, graph_bytes: int = 0) -> None:
         """Serve at once, by eager steps; graphs come by `capture_late`.
