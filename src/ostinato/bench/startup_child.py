@@ -35,7 +35,11 @@ class _Stages:
 
 
 def main() -> None:
-    """Print ``{"began", "imported", "loaded", "answered", "prepare_seconds", "capture_seconds", "graphs"}``."""
+    """Print ``{"began", "imported", "loaded", "answered", "prepare_seconds", "capture_seconds", "graphs"}``.
+
+    Between "imported" and "loaded" lies all of `LLM`: it returns when all weights are there, and what it prepares
+    meanwhile, a made-up step among it, lies there too.
+    """
     began = time.monotonic()
     asked: dict[str, Any] = json.load(sys.stdin)
     head_start(asked["settings"]["device"])  # as `ostinato generate` does

@@ -99,7 +99,7 @@ class LLM:
             settings["model"] = model
         self._lock = threading.RLock()  # of steps, and of whatever else changes the loop
         self._executor: Executor | None = None
-        loaded = load_model(dataclasses.replace(base, **settings), progress=progress)
+        loaded = load_model(dataclasses.replace(base, **settings), progress=progress, waits=False)
         self.config = loaded.config
         self.tokenizer: Tokenizer | None = loaded.tokenizer
         self._reasons = loaded.reasons
@@ -107,7 +107,11 @@ class LLM:
         assert self.config.max_num_reqs and self.config.max_num_batched_tokens and self.config.max_model_len
         self._max_model_len = self.config.max_model_len
         self._failures = FailureCounters()
-        self._graphs = EngineGraphs(loaded, sinks=(self._failures, *sinks), progress=progress)
+        try:
+            self._graphs = EngineGraphs(loaded, sinks=(self._failures, *sinks), progress=progress)
+        except BaseException:
+            loaded.give_up_weights()
+            raise
         self._executor = self._graphs.executor
         self.partition = self._graphs.partition
         allocator = PageAllocator(self._executor.num_pages, self.config.page_size)

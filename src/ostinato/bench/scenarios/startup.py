@@ -34,7 +34,9 @@ def measure(run: Run) -> None:
     """A row for each mode; a process for each repeat."""
     run.evidence.note(
         "interpreter: from the parent's call to the child's first line; imports: torch and the engine; weights: "
-        "building and filling the model, and the KV cache; warm_up holds compiling; each repeat is a new process"
+        "the model, the KV cache, and the wait for weights that are copied from files meanwhile; before that wait, "
+        "with capture in the background or mode none, a made-up step on CUDA that loads or compiles kernels, which "
+        "first_token holds otherwise; warm_up holds other compiling; each repeat is a new process"
     )
     if run.config.is_cold:
         run.evidence.note("caches of Triton and Inductor are empty at the start of each process")

@@ -1,8 +1,8 @@
 """`EngineGraphs`: an executor that is ready to serve, and what is done about its graphs besides running steps.
 
-The order of a start: what the last start says, the executor, capture now or later, costs. Afterwards it knows which
-graphs are still to come, what to do when it shall sleep or get other weights, and keeps for the next start what this
-one learned. Owned by `LLM`.
+The order of a start: what the last start says, the executor, the weights' arrival, capture now or later, costs.
+Afterwards it knows which graphs are still to come, what to do when it shall sleep or get other weights, and keeps for
+the next start what this one learned. Owned by `LLM`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.graph_settings import why_sizes_end
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.execution.manifest import CaptureManifest
+from ostinato.engine.execution.rehearsal import rehearse
 from ostinato.engine.execution.reload import EngineWeights
 from ostinato.engine.execution.shadow_turns import ShadowTurns
 from ostinato.engine.execution.sleep import EngineSleep, SleepReport
@@ -36,14 +37,14 @@ class EngineGraphs:
     """Opens an executor as its config asks.
 
     Args:
-        loaded: from `load_model`.
+        loaded: from `load_model`. Its weights may be on their way; they are there when this is made.
         sinks: receivers of telemetry events.
         progress: told of warm-up, capture and measuring.
 
     Raises:
         ConfigError: a file of costs or the manifest cannot be used, or costs would have to be measured before there are
             graphs.
-        ForeignCostsError, OutOfMemoryError: see `StoredCosts`, `Executor`.
+        ForeignCostsError, OutOfMemoryError: see `StoredCosts`, `Executor`, `LoadedModel.await_weights`.
     """
 
     def __init__(self, loaded: LoadedModel, *, sinks: Sequence[Sink], progress: ProgressReporter | None) -> None:
@@ -63,7 +64,7 @@ class EngineGraphs:
         self.shadow = ShadowTurns(self.executor, share=config.shadow_share) if config.shadow_every else None
         """Compares the steps that a shadow keeps."""
         try:
-            self._open(progress)
+            self._open(loaded, progress)
         except BaseException:
             self.executor.close()
             raise
@@ -115,22 +116,33 @@ class EngineGraphs:
             self._save()
         self.executor.close()
 
-    def _open(self, progress: ProgressReporter | None) -> None:
+    def _open(self, loaded: LoadedModel, progress: ProgressReporter | None) -> None:
         config, manifest, executor = self._config, self._manifest, self.executor
         graphed = executor.graphed
         if manifest is not None:
             graphed.leave_out(manifest.left_out(graphed.pending), why=f"says {config.manifest}")
         if config.capture == "background":
             executor.prepare_later(graph_bytes=0 if manifest is None else manifest.graph_bytes(graphed.pending))
+            self._await_weights(loaded)
             traffic = None if manifest is None else manifest.traffic
             self.background = BackgroundCapture(executor, share=config.capture_share, traffic=traffic)
         else:
+            self._await_weights(loaded)
             if config.on_moved == "recapture":
                 self.background = BackgroundCapture(executor, share=config.capture_share)
             with reporting(progress, "warm-up and capture", 2 * len(graphed.pending) or None, "graphs") as bar:
                 executor.prepare(on_key=lambda _key: bar.advance(1))
         if config.dispatch == "measured":
             self._settle_costs(progress)
+
+    def _await_weights(self, loaded: LoadedModel) -> None:
+        """Nothing before this needs their values, and all after it may: captures, costs, steps. Copies end here, since
+        other threads may not wait for the device while a capture runs."""
+        config = self._config
+        has_graphs_first = config.capture == "eager" and config.mode != "none"  # whose warm-up loads what steps need
+        if loaded.copies is not None and loaded.device.type == "cuda" and not has_graphs_first:
+            rehearse(self.executor)
+        loaded.await_weights()
 
     def _settle_costs(self, progress: ProgressReporter | None) -> None:
         graphed, stored = self.executor.graphed, self._costs.table

@@ -26,6 +26,7 @@ from ostinato.engine.attention import (
     install_forward_context,
     set_forward_context,
 )
+from ostinato.engine.before_torch import finish_head_start
 from ostinato.engine.config import check_fits_cache
 from ostinato.engine.execution.batch_slots import batch_slots
 from ostinato.engine.execution.batch_writer import BatchWriter
@@ -98,7 +99,8 @@ class Executor:
     """One model, its caches and its graphs. Used by one thread; close it to give the memory back.
 
     Args:
-        loaded: from `load_model`.
+        loaded: from `load_model`. Its weights may be on their way until `prepare`, or the first step after
+            `prepare_later`; they are waited for here where linear kernels are measured.
         sinks: receivers of telemetry events.
 
     Raises:
@@ -182,6 +184,7 @@ class Executor:
         self.capture_seconds = 0.0
         self.capture_costs: Mapping[GraphKey, CaptureCost] = {}
         """What each captured key has taken of the device."""
+        finish_head_start()  # its last ops on the device make way for steps and captures
 
     def prepare_later(self, *, graph_bytes: int = 0) -> None:
         """Serve at once, by eager steps; graphs come by `capture_late`.
@@ -450,6 +453,18 @@ class Executor:
             graph_num_reqs=graph_num_reqs,
         )
 
+    def run_made_up(self, key: GraphKey) -> None:
+        """Run the made-up step of ``key`` eagerly, up to the choice of a token. Nothing decides or counts it."""
+        try:
+            args, kwargs = self.graphed.made_up_call(key)
+            hidden = self.forward(*args, **kwargs)
+            slots = self.graphed.buffers.views(self.graphed.key_sizes(key))
+            logits = self._model.compute_logits(hidden[slots["sampled_rows"][:1]])
+            settings, count_rows = slots["settings"][:1], slots["count_rows"][:1]
+            self._sampling_head(logits, settings, count_rows, self._token_counts, self._last_ids[1:2])
+        finally:
+            self.leave_step()
+
     def close(self) -> None:
         """Give back graphs, then caches, and let go of the model. Idempotent."""
         self.graphed.close()
@@ -558,5 +573,6 @@ def _linear_table(loaded: LoadedModel) -> LinearTable:
     """Which kernels linear layers of up to 128 rows take: what was measured on this machine, or is measured now."""
     if not loaded.config.tune_linears:
         return load_table(cache_root(), table_key(loaded.device, use_pdl=True))
+    loaded.await_weights()  # whose copies would disturb what is measured
     shapes = linear_shapes(loaded.model.config, dtype=loaded.config.dtype)
     return tune_linears(shapes, device=loaded.device, root=cache_root())

@@ -1,10 +1,13 @@
 """From a model's name to a model on its device, with tokenizer and resolved settings.
 
-The order matters: files first (cheap to refuse), then settings, then memory, then weights.
+The order matters: files first (cheap to refuse), then settings, then memory, then weights. These may still be on their
+way while an engine is made of the model, as long as nobody needs their values.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,13 +18,14 @@ from ostinato.engine.config import EngineConfig, resolve_engine_config
 from ostinato.engine.execution.memory_budget import check_weights_fit
 from ostinato.engine.execution.stored_costs import settle_partition
 from ostinato.engine.models import DecoderModel, ModelConfig, build_model
+from ostinato.engine.models.footprint import footprint_of
 from ostinato.engine.text import Tokenizer
 from ostinato.engine.weights import (
     ModelFiles,
     ProgressReporter,
+    TensorCopies,
     checkpoint_dtype,
     checkpoint_id,
-    copy_tensors,
     iter_safetensors,
     resolve_model,
 )
@@ -32,7 +36,7 @@ __all__ = ["LoadedModel", "find_device", "fitting_tensors", "load_model"]
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model that is ready to run, and what was decided on the way."""
+    """A model that is ready to run, or whose weights are on their way, and what was decided on the way."""
 
     model: DecoderModel
     tokenizer: Tokenizer | None
@@ -44,6 +48,23 @@ class LoadedModel:
     dtype: torch.dtype
     weights_id: str
     """Tells these weights from others of the same shapes: see `checkpoint_id`; ``"dummy"`` for dummy weights."""
+    copies: TensorCopies | None = None
+    """Of the weights, where they were not waited for."""
+
+    def await_weights(self) -> None:
+        """Return once all weights are there; at once where they are.
+
+        Raises:
+            OutOfMemoryError: what their copying takes besides does not fit.
+        """
+        if self.copies is not None:
+            with _memory_refused():
+                self.copies.wait()
+
+    def give_up_weights(self) -> None:
+        """Begin no more copies, for a model that will not be used. Once the weights are there it does nothing."""
+        if self.copies is not None:
+            self.copies.close()
 
 
 def find_device(name: str) -> torch.device:
@@ -67,8 +88,14 @@ def find_device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def load_model(config: EngineConfig, *, progress: ProgressReporter | None = None) -> LoadedModel:
+def load_model(config: EngineConfig, *, progress: ProgressReporter | None = None, waits: bool = True) -> LoadedModel:
     """Find, build and fill the model that ``config`` names.
+
+    Args:
+        config: as the user has set it.
+        progress: told of download and loading.
+        waits: for the weights. If not, they are on their way afterwards, and the caller calls `await_weights` before
+            any value counts, or `give_up_weights`; ``progress`` is told of the rest then.
 
     Raises:
         DeviceUnavailableError, ModelNotFoundError, CheckpointError, UnsupportedArchitectureError, ConfigError,
@@ -90,26 +117,37 @@ def load_model(config: EngineConfig, *, progress: ProgressReporter | None = None
     is_dummy = config.load_format == "dummy"
     weights_id = "dummy" if is_dummy else checkpoint_id(files.directory)
     max_len = resolved.max_model_len
-    with torch.device("meta"):
-        sketch = build_model(model_config, device="meta", dtype=dtype, max_model_len=max_len)
-    check_weights_fit(sum(p.numel() * p.element_size() for p in sketch.parameters()), device)
-    try:
+    check_weights_fit(footprint_of(model_config, element_bytes=dtype.itemsize).weight_bytes, device)
+    tokenizer = _tokenizer(files, is_optional=is_dummy)
+    copies: TensorCopies | None = None
+    with _memory_refused():
         model = build_model(model_config, device=device, dtype=dtype, max_model_len=max_len)
         if is_dummy:
             model.init_dummy(config.seed)
         else:
-            copy_tensors(fitting_tensors(model, files), progress=progress)
-    except torch.OutOfMemoryError as error:
-        raise OutOfMemoryError("the weights do not fit", fix="use a smaller model or dtype") from error
+            copies = TensorCopies(fitting_tensors(model, files), progress=progress)
+            if waits:
+                copies.wait()
+                copies = None
     return LoadedModel(
         model=model,
-        tokenizer=_tokenizer(files, is_optional=is_dummy),
+        tokenizer=tokenizer,
         config=resolved,
         reasons=reasons,
         device=device,
         dtype=dtype,
         weights_id=weights_id,
+        copies=copies,
     )
+
+
+@contextmanager
+def _memory_refused() -> Iterator[None]:
+    """Typed, while weights are allocated and filled."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError("the weights do not fit", fix="use a smaller model or dtype") from error
 
 
 def fitting_tensors(model: DecoderModel, files: ModelFiles) -> list[tuple[Tensor, Tensor]]:

@@ -82,7 +82,7 @@ def _maps(index: int) -> bool:
         with torch.inference_mode(False):
             tensor = torch.as_tensor(tried, device=device)
             tensor[: tried.granule_bytes].fill_(1)
-            return int(tensor[:8].sum()) == 8 and tensor.data_ptr() == tried.address
+            return tensor[:8].tolist() == [1] * 8 and tensor.data_ptr() == tried.address
     except Exception as error:  # an old driver, a partitioned device: nothing is lost but the choice of when
         logger.warning("memory is allocated at once on cuda:%d, since it cannot come later: %s", index, error)
         return False

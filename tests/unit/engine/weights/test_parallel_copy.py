@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,8 @@ from torch import Tensor
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.execution import load_model
 from ostinato.engine.models import ModelConfig, build_model
-from ostinato.engine.weights import copy_tensors, iter_safetensors, parallel_copy
+from ostinato.engine.weights import TensorCopies, copy_tensors, iter_safetensors, parallel_copy
+from ostinato.errors import RuntimeStateError
 from ostinato.testing.tiny_models import TINY_FAMILIES, tiny_config, write_tiny_model
 
 
@@ -156,3 +160,116 @@ def test_an_engine_is_filled_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(parallel_copy, "_copy_on_host", lambda t, s: (seen.append(s.nbytes), copy(t, s))[1])
     loaded = load_model(EngineConfig(model=str(write_tiny_model(tmp_path)), device="cpu"))
     assert sum(seen) == sum(parameter.nbytes for parameter in loaded.model.parameters())
+
+
+# --- copies on their way --------------------------------------------------------------------------
+
+
+class Gate:
+    """Copies stand in front of it until it is opened."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.begun: list[Tensor] = []
+        self.copied: list[Tensor] = []
+        self.copy = parallel_copy._copy_on_host
+
+    def __call__(self, target: Tensor, source: Tensor) -> None:
+        self.begun.append(target)
+        assert self.opened.wait(20)
+        self.copy(target, source)
+        self.copied.append(target)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    gate = Gate()
+    monkeypatch.setattr(parallel_copy, "_copy_on_host", gate)
+    yield gate
+    gate.opened.set()
+
+
+def some_pairs(num: int = 12) -> list[tuple[Tensor, Tensor]]:
+    return [(torch.zeros(1024), torch.randn(1024)) for _ in range(num)]
+
+
+def test_other_work_is_done_before_all_is_there(gate: Gate, progress: Any) -> None:
+    """The bar begins when the copies do, and is told the rest by whoever waits, on that thread."""
+    pairs, usual = some_pairs(), sys.getswitchinterval()
+    copies = TensorCopies(pairs, progress=progress)
+    assert progress.works == [["loading weights", 12 * 4096, 0, False]]
+    assert not any(target.any() for target, _ in pairs) and len(threads()) == 4
+    assert sys.getswitchinterval() < usual
+    gate.opened.set()
+    copies.wait()
+    copies.wait()
+    assert all(torch.equal(target, source) for target, source in pairs)
+    assert progress.works == [["loading weights", 12 * 4096, 12 * 4096, True]]
+    assert threads() == [] and sys.getswitchinterval() == pytest.approx(usual)
+
+
+def test_closed_without_a_wait(gate: Gate, progress: Any) -> None:
+    """What is under way ends before `close` returns, so that nobody writes what may be freed then; the rest stays."""
+    pairs, usual = some_pairs(), sys.getswitchinterval()
+    copies = TensorCopies(pairs, progress=progress)
+    threading.Timer(0.2, gate.opened.set).start()
+    copies.close()
+    num_copied = len(gate.copied)
+    assert threads() == [] and num_copied == len(gate.begun) <= 4
+    assert progress.works == [["loading weights", 12 * 4096, 0, True]]
+    assert sys.getswitchinterval() == pytest.approx(usual)
+    copies.close()
+    with pytest.raises(RuntimeStateError, match="weights are missing"):
+        copies.wait()
+    assert sum(bool(target.any()) for target, _ in pairs) == num_copied
+
+
+def test_targets_live_until_nobody_writes_them(gate: Gate) -> None:
+    """Also where nobody waits or closes."""
+    pairs = some_pairs(4)
+    targets = [weakref.ref(target) for target, _ in pairs]
+    copies = TensorCopies(pairs)
+    while len(gate.begun) < 4:
+        time.sleep(0.01)
+    gate.begun.clear()
+    del pairs, copies
+    left = [thread for thread in threading.enumerate() if thread.name.startswith("weights")]
+    gate.opened.set()
+    for thread in left:
+        thread.join(20)
+    assert len(left) == 4 and len(gate.copied) == 4 and all(target.any() for target in gate.copied)
+    gate.copied.clear()
+    left.clear()
+    assert [target() for target in targets] == [None] * 4
+
+
+def test_what_failed_is_raised_by_the_wait_and_keeps_nothing(monkeypatch: pytest.MonkeyPatch, progress: Any) -> None:
+    def fails(target: Tensor, source: Tensor) -> None:
+        raise OSError("Input/output error")
+
+    monkeypatch.setattr(parallel_copy, "_copy_on_host", fails)
+    pairs = some_pairs()
+    targets = [weakref.ref(target) for target, _ in pairs]
+    copies = TensorCopies(pairs, progress=progress)
+    with pytest.raises(OSError, match="Input/output error"):
+        copies.wait()
+    assert threads() == [] and progress.works[0][3] is True
+    del pairs
+    assert [target() for target in targets] == [None] * 12, "without a run of the garbage collector"
+    with pytest.raises(RuntimeStateError):
+        copies.wait()
+
+
+def test_a_thread_that_cannot_be_made_leaves_none(monkeypatch: pytest.MonkeyPatch, progress: Any) -> None:
+    start, made = threading.Thread.start, []
+
+    def starts(thread: threading.Thread) -> None:
+        if len(made) == 2:
+            raise RuntimeError("can't start new thread")
+        made.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starts)
+    with pytest.raises(RuntimeError, match="can't start"):
+        TensorCopies(some_pairs(), progress=progress)
+    assert len(made) == 2 and threads() == [] and progress.works[0][3] is True
