@@ -20,10 +20,8 @@ bench() { ostinato bench "$@" --load-format dummy --json "$out/"; }
 tests() { make test-gpu GPU_PYTHON="$python"; }
 decode() { bench decode --model $small --modes auto,none; }
 decode_large() { bench decode --model $large --modes auto; }
-prefill() { # the lengths of the published tables, and those between
-    bench prefill --model $small --modes auto --tokens 16,200,512,900,2048,4096 &&
-        bench prefill --model $large --modes auto --tokens 200,900,4096
-}
+prefill() { bench prefill --model $small --modes auto --tokens 16,200,512,900,2048,4096; } # of published tables, and between
+prefill_large() { bench prefill --model $large --modes auto --tokens 200,900,4096; }
 segments() { bench segments --model $small && bench segments --model $large --segments 1; }
 checks() { bench checks --model $small; }
 dispatch() { bench dispatch --model $small; }
@@ -61,7 +59,7 @@ startup_files() ( # weights from files, which are in the page cache since they w
     "$python" benchmarks/random_checkpoint.py --model $small --out "$model" --shards 4 &&
         ostinato bench startup --model "$model" --modes auto --repeats 1 || exit 1
     for capture in eager background; do
-        ostinato bench startup --model "$model" --modes auto --capture $capture --repeats 3 \
+        ostinato bench startup --model "$model" --modes auto --capture $capture --repeats 5 \
             --json "$out/startup_files_llama-3.2-1b_$capture.json" || exit 1
     done
 )
@@ -91,7 +89,7 @@ growth() { "$python" benchmarks/growth.py --model $small --json "$out/"; }
 host() { "$python" benchmarks/host_step.py --json "$out/"; }
 host_parts() { "$python" benchmarks/host_parts.py --model $small --json "$out/"; }
 
-all=(tests decode prefill memory startup startup_files qualify segments checks dispatch executables decode_large startup_large explain growth host host_parts tune surface surface_large serve background peers)
+all=(tests decode prefill prefill_large memory startup startup_files qualify segments checks dispatch executables decode_large startup_large explain growth host host_parts tune surface surface_large serve background peers)
 stages=("$@") failed=()
 [ ${#stages[@]} -eq 0 ] && stages=("${all[@]}")
 for stage in "${stages[@]}"; do
