@@ -1,6 +1,6 @@
 """One request's text as its tokens come: detokenised, and held back while a stop string may be beginning.
 
-Joins the incremental detokenizer and the stop strings. Text that nobody reads before the end is made at the end, in one
+Joins an incremental detokenizer and the stop strings. Text that nobody reads before the end is made at the end, in one
 go. Called by the loop, one object a request.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostinato.engine.request import Request
-from ostinato.engine.text.detokenizer import IncrementalDetokenizer
 from ostinato.engine.text.stop_strings import StopStrings
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ class TextState:
 
     def __init__(self, tokenizer: Tokenizer | None, request: Request) -> None:
         self.request = request
-        self._detokenizer = None if tokenizer is None else IncrementalDetokenizer(tokenizer)
+        self._detokenizer = None if tokenizer is None else tokenizer.detokenizer()
         self._stops = StopStrings(request.params.stop)
         self._num_seen = len(request.output_token_ids)
         self._looks_at_each = request.is_streamed or bool(request.params.stop)
