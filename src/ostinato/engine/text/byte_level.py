@@ -10,9 +10,10 @@ character is: nearly all pieces are then joined, or passed on, as they are.
 
 from __future__ import annotations
 
-from codecs import utf_8_decode
+from codecs import charmap_build, charmap_encode, utf_8_decode
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
+from typing import Any
 
 __all__ = ["ByteLevelDetokenizer", "TokenPieces", "byte_letters"]
 
@@ -31,29 +32,56 @@ def byte_letters() -> tuple[str, ...]:
     return tuple(letters)
 
 
-class TokenPieces(dict[int, str]):
-    """Token id -> its bytes, as text in which bytes that are no whole character are lone surrogates.
+class TokenPieces:
+    """The bytes of each token, as text in which bytes that are no whole character are lone surrogates.
 
-    Filled as tokens are met; shared by all requests and threads, of which two may find the same piece twice.
+    Found when a token is met first; shared by all requests and threads, of which two may find the same at once.
+
+    Attributes:
+        known: by token id; None where nobody has asked yet. To be read; `find` writes.
 
     Args:
         id_to_token: how the vocabulary spells a token; None for an unknown id, which has no text.
+        num_tokens: that are kept; ids from there on are right too, and found again each time.
         left_out: ids that have no text either.
     """
 
-    def __init__(self, id_to_token: Callable[[int], str | None], left_out: Collection[int] = ()) -> None:
-        super().__init__(dict.fromkeys(left_out, ""))
-        self._id_to_token = id_to_token
-        self._bytes = {letter: byte for byte, letter in enumerate(byte_letters())}
+    __slots__ = ("_id_to_token", "_left_out", "_letters_to_bytes", "known")
 
-    def __missing__(self, token_id: int) -> str:
-        token = self._id_to_token(token_id) or ""
+    def __init__(
+        self, id_to_token: Callable[[int], str | None], num_tokens: int, left_out: Collection[int] = ()
+    ) -> None:
+        self._id_to_token = id_to_token
+        self._left_out = left_out
+        self._letters_to_bytes: Any = charmap_build("".join(byte_letters()))
+        self.known: list[str | None] = [None] * num_tokens
+
+    def find(self, token_id: int) -> str:
+        """The piece of any token."""
+        token = "" if token_id in self._left_out else self._id_to_token(token_id) or ""
         try:
-            spelled = bytes([self._bytes[letter] for letter in token])
-        except KeyError:  # an added token with letters that stand for no byte, a space say, stands for itself
+            spelled: bytes = charmap_encode(token, "strict", self._letters_to_bytes)[0]
+        except (
+            UnicodeEncodeError
+        ):  # an added token with letters that stand for no byte, a space say: it is its own text
             spelled = token.encode()
-        piece = self[token_id] = spelled.decode("utf-8", "surrogateescape")
+        piece = spelled.decode("utf-8", "surrogateescape")
+        if token_id < len(self.known):
+            self.known[token_id] = piece
         return piece
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Text of ``token_ids``, none of them negative; bytes that are no whole character become U+FFFD."""
+        known = self.known
+        try:
+            joined = "".join([known[token_id] for token_id in token_ids])  # type: ignore[misc]
+        except (TypeError, IndexError):  # a token that is met first
+            joined = "".join([self._piece(token_id) for token_id in token_ids])
+        return joined if joined.isascii() else _as_bytes(joined).decode("utf-8", "replace")
+
+    def _piece(self, token_id: int) -> str:
+        piece = self.known[token_id] if token_id < len(self.known) else None
+        return self.find(token_id) if piece is None else piece
 
 
 class ByteLevelDetokenizer:
@@ -66,20 +94,24 @@ class ByteLevelDetokenizer:
         self._held = b""
 
     def push(self, token_id: int) -> str:
-        piece = self._pieces[token_id]
+        assert token_id >= 0, "a place from the end would be another token's"
+        try:
+            piece = self._pieces.known[token_id]
+        except IndexError:
+            piece = None
+        if piece is None:
+            piece = self._pieces.find(token_id)
         if not self._held and piece.isascii():
             return piece
-        return self._add(piece)
-
-    def push_all(self, token_ids: Sequence[int]) -> str:
-        return self._add("".join(map(self._pieces.__getitem__, token_ids)))
+        spelled = self._held + _as_bytes(piece)
+        text, num_used = utf_8_decode(spelled, "replace", False)  # False: a character that has only begun is not used
+        self._held = spelled[num_used:]
+        return text
 
     def flush(self) -> str:
         held, self._held = self._held, b""
         return held.decode("utf-8", "replace")
 
-    def _add(self, piece: str) -> str:
-        spelled = self._held + piece.encode("utf-8", "surrogateescape")
-        text, num_used = utf_8_decode(spelled, "replace", False)  # False: a character that has only begun is not used
-        self._held = spelled[num_used:]
-        return text
+
+def _as_bytes(piece: str) -> bytes:
+    return piece.encode("utf-8", "surrogateescape")

@@ -7,7 +7,6 @@ that suits. Called by the loop, one object a request. Both leave stop strings to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 __all__ = ["Detokenizer"]
@@ -18,10 +17,6 @@ class Detokenizer(Protocol):
 
     def push(self, token_id: int) -> str:
         """Add one token; return the text that is now certain, often ``""``: a character may take four tokens."""
-        ...
-
-    def push_all(self, token_ids: Sequence[int]) -> str:
-        """Add tokens, decoded in one go; return the text that is now certain, often ``""``."""
         ...
 
     def flush(self) -> str:

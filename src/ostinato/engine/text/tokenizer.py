@@ -75,6 +75,8 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of ``token_ids``; bytes that are not UTF-8 become U+FFFD and unknown ids nothing."""
+        if self._pieces is not None and min(token_ids, default=0) >= 0:  # else the library says what is wrong
+            return self._pieces[skip_special].text(token_ids)
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special))
 
     def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
@@ -155,4 +157,4 @@ class Tokenizer:
         return isinstance(self._backend.decoder, decoders.ByteLevel)
 
     def _make_pieces(self, skip_special: bool) -> TokenPieces:
-        return TokenPieces(self._backend.id_to_token, self.special_token_ids if skip_special else ())
+        return TokenPieces(self._backend.id_to_token, self.vocab_size, self.special_token_ids if skip_special else ())

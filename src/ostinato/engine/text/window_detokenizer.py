@@ -43,22 +43,16 @@ class WindowDetokenizer:
         self._context_text = ""
 
     def push(self, token_id: int) -> str:
-        return self.push_all((token_id,))
-
-    def push_all(self, token_ids: Sequence[int]) -> str:
-        if self._skip_special:  # decode() drops these ids before anything else, so they never touch the window
-            special = self._tokenizer.special_token_ids
-            token_ids = [token_id for token_id in token_ids if token_id not in special]
-        if not token_ids:
-            return ""
-        self._window += token_ids
+        if self._skip_special and token_id in self._tokenizer.special_token_ids:
+            return ""  # decode() drops it before anything else, so it never touches the window
+        self._window.append(token_id)
         window_text = self._decode(self._window)
         if window_text.endswith(_INCOMPLETE):
             return ""
         if len(window_text) <= len(self._context_text):
             if self._context_text:
                 # Ids without text (unknown ones, say) must not make the window grow for ever.
-                del self._window[-len(token_ids) :]
+                del self._window[-1]
             return ""
         return self._emit(window_text)
 

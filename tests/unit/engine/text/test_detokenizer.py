@@ -22,6 +22,11 @@ def by_look_up(tokenizer: Tokenizer, *, skip_special: bool = True) -> Detokenize
     return found
 
 
+def full_decode(tokenizer: Tokenizer, token_ids: list[int], *, skip_special: bool = True) -> str:
+    """By the library, whatever `Tokenizer.decode` does."""
+    return tokenizer._backend.decode(token_ids, skip_special_tokens=skip_special)
+
+
 both = pytest.mark.parametrize("make", [by_look_up, WindowDetokenizer])
 
 
@@ -46,7 +51,7 @@ def test_pieces_of_any_ids_join_to_the_full_decode(
     """Random ids: broken UTF-8, control tokens in the middle of characters, ids past the vocabulary."""
     ids = data.draw(st.lists(st.integers(0, byte_level.vocab_size + 2), max_size=30))
     joined = "".join(pieces_of(make, byte_level, ids, skip_special=skip_special))
-    assert joined == byte_level.decode(ids, skip_special=skip_special)
+    assert joined == full_decode(byte_level, ids, skip_special=skip_special)
 
 
 @both
@@ -72,7 +77,7 @@ def test_a_flush_decodes_nothing_where_nothing_is_held_back(
     byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     detokenizer = WindowDetokenizer(byte_level)
-    assert detokenizer.push_all(byte_level.encode("and so on")) == "and so on"
+    assert "".join(map(detokenizer.push, byte_level.encode("and so on"))) == "and so on"
     monkeypatch.setattr(byte_level, "decode", None)
     assert detokenizer.flush() == ""
 
@@ -87,9 +92,9 @@ def test_what_was_shown_begins_the_decode_of_every_prefix(
     for end, token_id in enumerate(ids, 1):
         shown += detokenizer.push(token_id)
         again = by_look_up(byte_level, skip_special=skip_special)
-        assert again.push_all(ids[:end]) == shown
+        assert "".join(map(again.push, ids[:end])) == shown
         held = again.flush()
-        assert shown + held == byte_level.decode(ids[:end], skip_special=skip_special)
+        assert shown + held == full_decode(byte_level, ids[:end], skip_special=skip_special)
         assert held in ("", "\ufffd")
 
 
@@ -104,7 +109,7 @@ def test_any_bytes_are_replaced_as_the_library_replaces_them(
     letters = byte_letters()
     ids = [i for byte in spelled if (i := byte_level.token_to_id(letters[byte])) is not None]
     assert len(ids) == len(spelled)
-    assert "".join(pieces_of(make, byte_level, ids)) == byte_level.decode(ids) == spelled.decode(errors="replace")
+    assert "".join(pieces_of(make, byte_level, ids)) == full_decode(byte_level, ids) == spelled.decode(errors="replace")
 
 
 def test_an_added_token_whose_letters_are_no_bytes_stands_for_itself(make_folder: Callable[..., Path]) -> None:
@@ -141,7 +146,7 @@ def test_byte_fallback_pieces_join_to_the_full_decode(sentence_piece: Tokenizer,
         own = sentence_piece.token_to_id(text)
         by_bytes = [sentence_piece.token_to_id(f"<0x{byte:02X}>") for byte in text.encode()]
         ids += [i for i in ([own] if own is not None else by_bytes) if i is not None]
-    assert "".join(pieces_of(Tokenizer.detokenizer, sentence_piece, ids)) == sentence_piece.decode(ids)
+    assert "".join(pieces_of(Tokenizer.detokenizer, sentence_piece, ids)) == full_decode(sentence_piece, ids)
 
 
 def test_ids_without_text_do_not_grow_the_window(byte_level: Tokenizer) -> None:
@@ -152,14 +157,16 @@ def test_ids_without_text_do_not_grow_the_window(byte_level: Tokenizer) -> None:
     assert len(detokenizer._window) == 1
 
 
-@both
-@given(data=st.data())
-def test_tokens_may_come_many_at_a_time(make: Maker, byte_level: Tokenizer, data: st.DataObject) -> None:
+@given(data=st.data(), skip_special=st.booleans())
+def test_a_whole_text_is_what_the_library_decodes(
+    byte_level: Tokenizer, data: st.DataObject, skip_special: bool
+) -> None:
     ids = data.draw(st.lists(st.integers(0, byte_level.vocab_size + 2), max_size=30))
-    detokenizer, text, left = make(byte_level), "", list(ids)
-    while left:
-        num = data.draw(st.integers(1, len(left)))
-        text += detokenizer.push_all(left[:num])
-        del left[:num]
-    assert text + detokenizer.flush() == byte_level.decode(ids)
-    assert detokenizer.push_all([]) == ""
+    assert byte_level.decode(ids, skip_special=skip_special) == full_decode(byte_level, ids, skip_special=skip_special)
+
+
+def test_a_negative_id_is_refused_and_no_token_from_the_end(byte_level: Tokenizer) -> None:
+    with pytest.raises(OverflowError):
+        byte_level.decode([5, -1])
+    with pytest.raises(AssertionError):
+        by_look_up(byte_level).push(-1)
