@@ -61,9 +61,7 @@ class TokenPieces:
         token = "" if token_id in self._left_out else self._id_to_token(token_id) or ""
         try:
             spelled: bytes = charmap_encode(token, "strict", self._letters_to_bytes)[0]
-        except (
-            UnicodeEncodeError
-        ):  # an added token with letters that stand for no byte, a space say: it is its own text
+        except UnicodeEncodeError:  # an added token with a letter that stands for no byte, a space say, is its own text
             spelled = token.encode()
         piece = spelled.decode("utf-8", "surrogateescape")
         if token_id < len(self.known):
