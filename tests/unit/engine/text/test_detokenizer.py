@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders
 
@@ -82,6 +82,7 @@ def test_a_flush_decodes_nothing_where_nothing_is_held_back(
     assert detokenizer.flush() == ""
 
 
+@settings(max_examples=300)
 @given(data=st.data(), skip_special=st.booleans())
 def test_what_was_shown_begins_the_decode_of_every_prefix(
     byte_level: Tokenizer, data: st.DataObject, skip_special: bool
@@ -95,7 +96,7 @@ def test_what_was_shown_begins_the_decode_of_every_prefix(
         assert "".join(map(again.push, ids[:end])) == shown
         held = again.flush()
         assert shown + held == full_decode(byte_level, ids[:end], skip_special=skip_special)
-        assert held in ("", "\ufffd")
+        assert held in ("", "\ufffd", "\ufffd" * 2)  # two: of a surrogate, which Python's decoder waits for
 
 
 @both
