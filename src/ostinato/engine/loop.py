@@ -107,11 +107,11 @@ class _InFlight:
     """On `time.perf_counter`, before the executor was called."""
 
 
-@dataclass(kw_only=True, slots=True)
+@dataclass(slots=True)
 class RequestUpdate:
     """What one step brought for one request; for one that is not streamed, all that ever came.
 
-    Not frozen only because that would double its cost: one a token of each stream.
+    Not frozen and not by keyword only, because either would double its cost: one a token of each stream.
     """
 
     request_id: str
@@ -446,16 +446,16 @@ class EngineLoop:
             request.logprobs.append(logprobs)
         if may_end or token_id in request.params.stop_token_ids:
             reason = natural_finish(request, eos_token_ids=self._eos_token_ids, max_model_len=self._max_model_len)
-        state = self._texts[request.request_id]
-        text, failed = "", None
-        is_stop_token, has_met_stop = reason is FinishReason.STOP, False
+        state, failed = self._texts[request.request_id], None
         try:
-            if not is_stop_token:  # it is no text
+            if reason is FinishReason.STOP:  # the token is no text
+                text = state.close(is_stop_token=True)
+            else:
                 text, has_met_stop = state.push(token_id)
-            if has_met_stop:
-                reason = FinishReason.STOP
-            if reason is not None:
-                text += state.close(is_stop_token=is_stop_token, is_cut=has_met_stop)
+                if has_met_stop:
+                    reason = FinishReason.STOP
+                if reason is not None:
+                    text += state.close(is_cut=has_met_stop)
         except Exception as error:
             text, reason, failed = "", FinishReason.ERROR, _no_text(request.request_id, error)
         if reason is not None:
@@ -463,14 +463,9 @@ class EngineLoop:
             self._forget(request.request_id)
         if not request.is_streamed:
             return None if reason is None else _whole(request, text, reason, failed)
-        return RequestUpdate(
-            request_id=request.request_id,
-            text=text,
-            token_ids=(token_id,),
-            logprobs=() if logprobs is None else (logprobs,),
-            finish_reason=reason,
-            error=failed,
-        )
+        # By place: names cost more than all else here.
+        found = () if logprobs is None else (logprobs,)
+        return RequestUpdate(request.request_id, text, (token_id,), found, reason, failed)
 
     def _deliver_last(self, request: Request, reason: FinishReason, error: OstinatoError | None = None) -> None:
         """The end of a request that brings no token."""

@@ -98,6 +98,8 @@ class UpdateRouter:
             left, self._left_over = self._left_over, []
             updates = iter(left or self._loop.step())
             try:
+                if not self._receivers:
+                    self._unread += updates
                 for update in updates:
                     receive = self._receivers.get(update.request_id, self._unread.append)
                     if update.finish_reason is not None:

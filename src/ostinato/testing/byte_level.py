@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["byte_letters", "byte_level_json"]
+__all__ = ["byte_level_json"]
 
 
 def byte_level_json(tokens: Sequence[str], merges: Sequence[str], special: Sequence[str]) -> dict[str, Any]:
@@ -46,13 +46,3 @@ def byte_level_json(tokens: Sequence[str], merges: Sequence[str], special: Seque
             "merges": list(merges),
         },
     }
-
-
-def byte_letters() -> list[str]:
-    """The visible letter that byte-level BPE has for each byte: its own, or the next free one from U+0100 on."""
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    letters, num_shifted = [], 0
-    for byte in range(256):
-        letters.append(chr(byte if byte in visible else 0x100 + num_shifted))
-        num_shifted += byte not in visible
-    return letters

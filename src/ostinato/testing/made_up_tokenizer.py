@@ -12,7 +12,8 @@ import random
 from pathlib import Path
 from typing import Final
 
-from ostinato.testing.byte_level import byte_letters, byte_level_json
+from ostinato.engine.text import byte_letters
+from ostinato.testing.byte_level import byte_level_json
 
 __all__ = ["write_made_up_tokenizer"]
 

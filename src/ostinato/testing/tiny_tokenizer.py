@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from ostinato.testing.byte_level import byte_letters, byte_level_json
+from ostinato.engine.text import byte_letters
+from ostinato.testing.byte_level import byte_level_json
 
 __all__ = ["TINY_EOS_ID", "TINY_VOCAB_SIZE", "write_tiny_tokenizer"]
 

@@ -79,14 +79,22 @@ def test_streams_are_timed_at_the_largest_batch(model: Path) -> None:
 def test_every_answer_of_a_model_without_a_tokenizer_is_made_text(
     model: Path, monkeypatch: pytest.MonkeyPatch, scenario: str, settings: Any
 ) -> None:
+    with_text: set[TextState] = set()
     closed: list[bool] = []  # of each request: whether it had text
-    close = TextState.close
+    push, close = TextState.push, TextState.close
+
+    def noted_push(self: TextState, token_id: int) -> tuple[str, bool]:
+        text, has_met_stop = push(self, token_id)
+        if text:
+            with_text.add(self)
+        return text, has_met_stop
 
     def noted(self: TextState, **kwargs: Any) -> str:
         text = close(self, **kwargs)
-        closed.append(self._detokenizer is not None and bool(self._detokenizer.text))
+        closed.append(bool(text) or self in with_text)
         return text
 
+    monkeypatch.setattr(TextState, "push", noted_push)
     monkeypatch.setattr(TextState, "close", noted)
     found = run(model, scenario, repeats=1, **settings)
     assert found.failed == {} and found.skipped == {}

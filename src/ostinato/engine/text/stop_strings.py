@@ -22,6 +22,8 @@ class StopStrings:
         if any(not stop for stop in stops):
             raise RequestError("a stop string is empty", fix="leave it out, or give at least one character")
         self._stops = tuple(stops)
+        self._beginnings = frozenset(stop[0] for stop in self._stops)
+        self._longest_part = max(map(len, self._stops), default=1) - 1
         self._held = ""
         self._hit: str | None = None
 
@@ -65,9 +67,9 @@ class StopStrings:
 
     def _longest_begun(self, text: str) -> int:
         """Length of the longest end of ``text`` that begins a stop string."""
-        longest = min(max(map(len, self._stops)) - 1, len(text))
-        for length in range(longest, 0, -1):
-            tail = text[-length:]
-            if any(stop.startswith(tail) for stop in self._stops):
-                return length
+        for length in range(min(self._longest_part, len(text)), 0, -1):
+            if text[-length] in self._beginnings:
+                tail = text[-length:]
+                if any(stop.startswith(tail) for stop in self._stops):
+                    return length
         return 0

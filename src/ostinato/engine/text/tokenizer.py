@@ -1,7 +1,7 @@
 """Text to token ids and back, for one checkpoint folder.
 
 A thin layer over a ``tokenizers.Tokenizer`` that adds what a folder says around it: end ids, begin
-token, chat template. Leaves streaming to `detokenizer`. Safe to share between threads.
+token, chat template. Leaves text that grows to its `detokenizer`. Safe to share between threads.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ostinato.engine.text.byte_level import ByteLevelDetokenizer, TokenPieces
 from ostinato.engine.text.chat_template import ChatTemplate
+from ostinato.engine.text.detokenizer import Detokenizer
 from ostinato.engine.text.optional_import import require
 from ostinato.engine.text.special_tokens import SpecialTokens, read_special_tokens
+from ostinato.engine.text.window_detokenizer import WindowDetokenizer
 from ostinato.errors import CheckpointError, RequestError
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ class Tokenizer:
         self._special = special
         self._chat_template = chat_template
         self._token_texts: dict[int, str] = {}
+        # Now, so that no first answer waits for it.
+        self._pieces = {skip: self._make_pieces(skip) for skip in (True, False)} if self._is_byte_level() else None
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> Tokenizer:
@@ -70,7 +75,15 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of ``token_ids``; bytes that are not UTF-8 become U+FFFD and unknown ids nothing."""
+        if self._pieces is not None and min(token_ids, default=0) >= 0:  # else the library says what is wrong
+            return self._pieces[skip_special].text(token_ids)
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special))
+
+    def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
+        """A new one, for one growing list of tokens: by look-up if the tokenizer is byte-level, else by windows."""
+        if self._pieces is None:
+            return WindowDetokenizer(self, skip_special=skip_special)
+        return ByteLevelDetokenizer(self._pieces[skip_special])
 
     def token_text(self, token_id: int) -> str:
         """Text of one token on its own, special or not. Each is decoded once: streams ask for it at every step."""
@@ -137,3 +150,11 @@ class Tokenizer:
         """Token ids of a chat; never adds a second begin token to the template's own."""
         text = self.apply_chat_template(messages, add_generation_prompt, **variables)
         return self.encode(text, add_special_tokens=False)
+
+    def _is_byte_level(self) -> bool:
+        """Whether text is the tokens' bytes, joined: nothing else must stand in the decoder."""
+        decoders = require("tokenizers.decoders", "know how tokens are decoded")
+        return isinstance(self._backend.decoder, decoders.ByteLevel)
+
+    def _make_pieces(self, skip_special: bool) -> TokenPieces:
+        return TokenPieces(self._backend.id_to_token, self.vocab_size, self.special_token_ids if skip_special else ())

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ostinato.engine.text import IncrementalDetokenizer, Tokenizer
+from ostinato.engine.text import ByteLevelDetokenizer, Tokenizer
 from ostinato.engine.weights import iter_safetensors, resolve_model, wheel
 from ostinato.engine.weights.wheel import WheelSource
 from ostinato.errors import CheckpointError, ModelNotFoundError
@@ -110,5 +110,6 @@ def test_the_real_default_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ids[:8] == [1, 9690, 198, 2683, 359, 253, 5356, 5646]
     assert 2 in tokenizer.eos_token_ids
     text = "def f(x):\n    return x ** 2  # naïve 日本語 😀 3.14\n"
-    detokenizer = IncrementalDetokenizer(tokenizer)
+    detokenizer = tokenizer.detokenizer()
+    assert isinstance(detokenizer, ByteLevelDetokenizer)
     assert "".join(map(detokenizer.push, tokenizer.encode(text))) + detokenizer.flush() == text
