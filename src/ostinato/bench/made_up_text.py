@@ -31,6 +31,7 @@ def made_up_tokenizer(target: Target, evidence: Evidence) -> Tokenizer | None:
     with tempfile.TemporaryDirectory() as folder:
         write_made_up_tokenizer(Path(folder), target.vocab_size)
         tokenizer = Tokenizer.from_directory(folder)
+    tokenizer.prepare()  # as with weights from files
     evidence.note(
         f"text: the model has no tokenizer, so a made-up byte-level one of {target.vocab_size} tokens (some letters "
         "each, a few of them parts of characters); every answer is made text in the time that is measured, end tokens "

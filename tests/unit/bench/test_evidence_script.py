@@ -68,10 +68,10 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Any]], tuple[str, 
     return parse
 
 
-@pytest.mark.parametrize("stage", ["decode", "decode_large", "prefill"])
+@pytest.mark.parametrize("stage", ["decode", "decode_large", "prefill", "prefill_large"])
 def test_busy_time_is_filled(calls_of: Calls, parsed: Any, stage: str) -> None:
     calls = calls_of(stage)
-    assert len(calls) == (2 if stage == "prefill" else 1)
+    assert len(calls) == 1
     for call in calls:
         scenario, config = parsed(call)
         assert stage.startswith(scenario) and config.is_profiled is not False

@@ -125,10 +125,7 @@ def load_model(config: EngineConfig, *, progress: ProgressReporter | None = None
         if is_dummy:
             model.init_dummy(config.seed)
         else:
-            copies = TensorCopies(fitting_tensors(model, files), progress=progress)
-            if waits:
-                copies.wait()
-                copies = None
+            copies = _copying(model, files, tokenizer, waits=waits, progress=progress)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -139,6 +136,28 @@ def load_model(config: EngineConfig, *, progress: ProgressReporter | None = None
         weights_id=weights_id,
         copies=copies,
     )
+
+
+def _copying(
+    model: DecoderModel,
+    files: ModelFiles,
+    tokenizer: Tokenizer | None,
+    *,
+    waits: bool,
+    progress: ProgressReporter | None,
+) -> TensorCopies | None:
+    """Begin to copy the weights, and prepare the text meanwhile; None where the copies were waited for."""
+    copies = TensorCopies(fitting_tensors(model, files), progress=progress)
+    try:
+        if tokenizer is not None:
+            tokenizer.prepare()
+        if not waits:
+            return copies
+        copies.wait()
+    except BaseException:  # an interrupt, too: nobody else knows of them yet
+        copies.close()
+        raise
+    return None
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def byte_letters() -> tuple[str, ...]:
 class TokenPieces:
     """The bytes of each token, as text in which bytes that are no whole character are lone surrogates.
 
-    Found when a token is met first; shared by all requests and threads, of which two may find the same at once.
+    Found when a token is met first, or all at once; shared by all requests and threads, of which two may find the same.
 
     Attributes:
         known: by token id; None where nobody has asked yet. To be read; `find` writes.
@@ -67,6 +67,12 @@ class TokenPieces:
         if token_id < len(self.known):
             self.known[token_id] = piece
         return piece
+
+    def find_all(self) -> None:
+        """All that are kept, so that no answer finds them: 0.1 s for 128,256 tokens."""
+        for token_id, piece in enumerate(self.known):
+            if piece is None:
+                self.find(token_id)
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Text of ``token_ids``, none of them negative; bytes that are no whole character become U+FFFD."""

@@ -85,6 +85,11 @@ class Tokenizer:
             return WindowDetokenizer(self, skip_special=skip_special)
         return ByteLevelDetokenizer(self._pieces[skip_special])
 
+    def prepare(self) -> None:
+        """Find the text of all tokens now, where it is looked up, so that no answer waits for that."""
+        if self._pieces is not None:
+            self._pieces[True].find_all()
+
     def token_text(self, token_id: int) -> str:
         """Text of one token on its own, special or not. Each is decoded once: streams ask for it at every step."""
         text = self._token_texts.get(token_id)

@@ -19,6 +19,7 @@ from ostinato.engine.execution import executor as executor_module
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.layers.linear_table import LinearTable
 from ostinato.engine.request import SamplingParams
+from ostinato.engine.text import Tokenizer
 from ostinato.engine.weights import parallel_copy
 from ostinato.errors import ConfigError, OutOfMemoryError
 
@@ -239,3 +240,16 @@ def test_load_model_itself_waits(tiny_dir: Callable[[str], Path]) -> None:
     assert loaded.copies is None and threads() == []
     loaded.await_weights()
     loaded.give_up_weights()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_an_interrupt_while_the_text_is_prepared_ends_the_copies(
+    folder: str, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    def interrupted(_: Tokenizer) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Tokenizer, "prepare", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        load_model(EngineConfig(model=folder, **SETTINGS), waits=waits)
+    assert threads() == []

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders
 
 from ostinato.engine.text import ByteLevelDetokenizer, Detokenizer, Tokenizer, WindowDetokenizer, byte_letters
+from ostinato.engine.text.byte_level import TokenPieces
 
 Maker = Callable[..., Detokenizer]
 
@@ -111,6 +112,21 @@ def test_any_bytes_are_replaced_as_the_library_replaces_them(
     ids = [i for byte in spelled if (i := byte_level.token_to_id(letters[byte])) is not None]
     assert len(ids) == len(spelled)
     assert "".join(pieces_of(make, byte_level, ids)) == full_decode(byte_level, ids) == spelled.decode(errors="replace")
+
+
+def test_a_prepared_tokenizer_finds_nothing_any_more(byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = list(range(byte_level.vocab_size))
+    expected = [byte_level._backend.decode([token_id]) for token_id in ids]
+    byte_level.prepare()
+    byte_level.prepare()  # changes nothing
+    monkeypatch.setattr(TokenPieces, "find", lambda *_: pytest.fail("a token was looked for"))
+    assert [byte_level.decode([token_id]) for token_id in ids] == expected
+    assert byte_level.detokenizer().push(ids[5]) == expected[5]
+
+
+def test_a_tokenizer_that_is_not_looked_up_has_nothing_to_prepare(sentence_piece: Tokenizer) -> None:
+    sentence_piece.prepare()
+    assert sentence_piece.decode(sentence_piece.encode("once more")) == "once more"
 
 
 def test_an_added_token_whose_letters_are_no_bytes_stands_for_itself(make_folder: Callable[..., Path]) -> None:
