@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ostinato.bench.host_pace import PACE_NOTE
 from ostinato.bench.naming import file_name, without_folders
 from ostinato.errors import ConfigError
 
@@ -27,6 +28,7 @@ class Evidence:
         path: where it goes; None keeps it in memory.
         plot_path: where a picture of it should go.
         say: told of each row and each failure as they come.
+        pace: how fast the host is; None where rows do not tell.
     """
 
     bench: str
@@ -45,9 +47,19 @@ class Evidence:
     path: Path | None = None
     plot_path: Path | None = None
     say: Callable[[str], None] = lambda _text: None
+    pace: Callable[[], float] | None = None
+    _pace_before: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.pace is not None:
+            self.note(PACE_NOTE)
+            self._pace_before = self.pace()
 
     def add(self, row: dict[str, Any]) -> None:
         """Keep a row."""
+        if self.pace is not None:
+            before, self._pace_before = self._pace_before, self.pace()
+            row["host_pace_us"] = max(before, self._pace_before)
         self.rows.append(row)
         self.say(json.dumps(row))
         self.save()

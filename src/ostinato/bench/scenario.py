@@ -107,6 +107,7 @@ def run_bench(
     check_peers(peers, scenario=name)
 
     from ostinato.bench.environment import command_line, versions
+    from ostinato.bench.host_pace import host_pace_us
     from ostinato.bench.made_up_text import made_up_tokenizer
     from ostinato.bench.model_costs import find_target
     from ostinato.bench.run import Run
@@ -130,6 +131,7 @@ def run_bench(
         path=path,
         plot_path=plot_path,
         say=say,
+        pace=host_pace_us,
         config={"asked": {key: str(value) if key == "trace" else value for key, value in config.given().items()}},
     )
     run = Run(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ostinato.bench.evidence import Evidence, output_path
+from ostinato.bench.host_pace import host_pace_us
 from ostinato.errors import ConfigError
 
 NAMING = {"bench": "decode", "model": "some/model", "hardware": "NVIDIA H200", "day": "2026-11-29"}
@@ -27,6 +28,23 @@ def test_each_row_is_on_disk_at_once(tmp_path: Path) -> None:
         found.add({"batch": number})
         assert [row["batch"] for row in json.loads((tmp_path / "out.json").read_text())["rows"]] == [*range(number + 1)]
     assert [file.name for file in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_a_row_tells_how_slow_the_host_was_around_it(tmp_path: Path) -> None:
+    paces = iter([100.0, 90.0, 250.0, 110.0])
+    found = evidence(tmp_path / "out.json", pace=lambda: next(paces))
+    for number in range(3):
+        found.add({"batch": number})
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert [row["host_pace_us"] for row in document["rows"]] == [100.0, 250.0, 250.0]
+    assert any(note.startswith("host_pace_us") for note in document["notes"])
+    without = evidence(None)
+    without.add({"batch": 1})
+    assert without.rows == [{"batch": 1}] and without.notes == []
+
+
+def test_the_pace_is_the_time_of_some_python() -> None:
+    assert 1 < host_pace_us() < 100_000
 
 
 def test_failures_and_skips_keep_their_reason(tmp_path: Path) -> None:
