@@ -39,7 +39,10 @@ class HostCopy:
 
     def __del__(self) -> None:
         if getattr(self, "_kernel", None) is not None and self._event is not None:
-            self._event.synchronize()  # torch's allocator of pinned memory does not know that a kernel writes there
+            try:  # torch's allocator of pinned memory does not know that a kernel writes there
+                self._event.synchronize()
+            except RuntimeError:  # the device or its driver is gone, and writes no more; the engine has told so
+                return
 
     def __len__(self) -> int:
         return len(self._host)
