@@ -30,12 +30,14 @@ class HostCopy:
 
     def start(self, tensor: torch.Tensor) -> None:
         """Copy ``tensor``, which is like the first; the values of the copy before were read and are not needed."""
-        if self._kernel is not None:
-            self._kernel.from_device(tensor)
-        else:
-            self._host.copy_(tensor, non_blocking=True)
-        if self._event is not None:
-            self._event.record()
+        try:
+            if self._kernel is not None:
+                self._kernel.from_device(tensor)
+            else:
+                self._host.copy_(tensor, non_blocking=True)
+        finally:  # an interrupt may come when the copy is launched already
+            if self._event is not None:
+                self._event.record()
 
     def __del__(self) -> None:
         if getattr(self, "_kernel", None) is not None and self._event is not None:

@@ -88,6 +88,29 @@ def test_what_was_read_outlives_the_memory() -> None:
     assert chosen.tolist() == [5]
 
 
+def test_an_interrupt_behind_the_launch_leaves_no_copy_that_nobody_waits_for() -> None:
+    seen: list[str] = []
+
+    class Kernel:
+        def from_device(self, source: torch.Tensor) -> None:
+            seen.append("launched")
+            raise KeyboardInterrupt
+
+    class Event:
+        def record(self) -> None:
+            seen.append("recorded")
+
+        def synchronize(self) -> None:
+            seen.append("waited")
+
+    copy = HostCopy(ids(1, 2))
+    copy._kernel, copy._event = Kernel(), Event()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        copy.start(ids(3, 4))
+    del copy
+    assert seen == ["launched", "recorded", "waited"]
+
+
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_copy_by_a_kernel_is_waited_for_before_its_memory_goes(
     is_lost: bool, monkeypatch: pytest.MonkeyPatch
