@@ -62,8 +62,8 @@ def finish_head_start() -> None:
 
     A thread's cuBLAS handle, and with it the workspace, is free for others when the thread has ended.
     """
-    while _at_device:
-        _at_device.pop().join(_MOST_SECONDS)
+    for thread in tuple(_at_device):  # they stay in it: of two engines that are made at once, both wait
+        thread.join(_MOST_SECONDS)
 
 
 @functools.cache

@@ -7,6 +7,7 @@ runs beside imports and beside the making of an engine. Imports no torch.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -28,19 +29,29 @@ class _Switching:
 
     def begin(self) -> None:
         with self._lock:
-            self._num_users += 1
-            if self._num_users == 1:  # else what is usual would be taken from the first
+            if not self._num_users:  # else what is usual would be taken from the first
                 self._usual_seconds = sys.getswitchinterval()
                 sys.setswitchinterval(min(self._usual_seconds, _SECONDS))
+            self._num_users += 1
 
     def end(self) -> None:
         with self._lock:
+            if not self._num_users:  # forgotten: the process was forked within the block
+                return
             self._num_users -= 1
-            if self._num_users == 0:
+            if not self._num_users:
                 sys.setswitchinterval(self._usual_seconds)
+
+    def forget(self) -> None:
+        """In a forked child: it has none of the threads that wanted it short, nor one that would give the lock back."""
+        self._lock = threading.Lock()
+        if self._num_users:
+            sys.setswitchinterval(self._usual_seconds)
+        self._num_users = 0
 
 
 _switching: Final = _Switching()
+os.register_at_fork(after_in_child=_switching.forget)
 
 
 @contextmanager

@@ -242,6 +242,26 @@ def test_first_ops_run_once_somebody_imports_torch(
     assert "ostinato-device" not in [thread.name for thread in threading.enumerate()]
 
 
+def test_whoever_asks_for_the_end_of_first_ops_waits_for_it(
+    driver: list[tuple[Any, ...]], torch_to_come: FakeTorch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two engines, made at once on two threads."""
+    monkeypatch.setitem(sys.modules, "torch", torch_to_come)
+    head_start()
+    ended: list[int] = []
+    asking = [
+        threading.Thread(target=lambda: (finish_head_start(), ended.append(len(first_ops(driver))))) for _ in "ab"
+    ]
+    for thread in asking:
+        thread.start()
+    time.sleep(0.1)
+    assert ended == []
+    torch_to_come.goes_on.set()
+    for thread in asking:
+        thread.join(10)
+    assert ended == [1, 1]
+
+
 @pytest.mark.parametrize(("device", "is_available"), [("cuda:2", True), ("cuda", False)])
 def test_first_ops_leave_a_missing_device_for_the_engine_to_refuse(
     driver: list[tuple[Any, ...]],

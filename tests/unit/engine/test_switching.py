@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from ostinato.engine.switching import switching_faster
+from ostinato.engine.switching import _switching, switching_faster
 
 
 @pytest.fixture(autouse=True)
@@ -50,3 +53,37 @@ def test_an_error_ends_it(usual: float) -> None:
     with pytest.raises(KeyError), switching_faster():
         raise KeyError
     assert sys.getswitchinterval() == pytest.approx(usual)
+
+
+def test_a_forked_child_has_none_of_the_threads_that_wanted_it_short(usual: float) -> None:
+    """Nor the one that held the lock."""
+
+    def seen() -> list[float]:
+        found = [sys.getswitchinterval()]
+        with switching_faster():
+            found.append(sys.getswitchinterval())
+        return [*found, sys.getswitchinterval()]
+
+    assert in_child(seen, held=True) == pytest.approx([usual, 0.0005, usual])
+    assert in_child(seen, held=False) == pytest.approx([usual, 0.0005, usual])
+
+
+def in_child(seen: Callable[[], list[float]], *, held: bool) -> list[float]:
+    """What ``seen`` returns in a process that is forked within a block, which ends there first; ``held`` with a thread
+    that has the lock."""
+    reads, writes = os.pipe()
+    with contextlib.ExitStack() as block, os.fdopen(reads) as there:
+        block.enter_context(switching_faster())
+        with _switching._lock if held else contextlib.nullcontext():
+            pid = os.fork()
+        if pid == 0:
+            signal.alarm(10)  # else a lock that nobody gives back would be waited for
+            try:
+                before = sys.getswitchinterval()
+                block.close()
+                assert sys.getswitchinterval() == before
+                os.write(writes, " ".join(map(str, seen())).encode())
+            finally:
+                os._exit(0)
+        os.close(writes)
+        return [float(word) for word in there.read().split()]

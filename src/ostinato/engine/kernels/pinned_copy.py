@@ -8,6 +8,7 @@ has more to copy is as well served by the driver. Called by the executor and by 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor
 
 __all__ = ["KernelCopy", "copies_by_kernel"]
+
+logger = logging.getLogger("ostinato")
 
 _WORD_BYTES = 8
 
@@ -39,8 +42,13 @@ class KernelCopy:
         from ostinato.engine.kernels.triton_copy import launch_copy
 
         assert pinned.is_contiguous() and pinned.is_pinned(), "a kernel can reach pinned memory alone"
-        self._mapped = _words(torch.as_tensor(_Mapped(pinned), device=device))
-        self._launch = launch_copy
+        mapped = torch.as_tensor(_Mapped(pinned), device=device)
+        self._mapped, self._launch = _words(mapped), launch_copy
+        if mapped.data_ptr() != pinned.data_ptr():
+            # CUDA counts pinned memory among the device that was current when it was allocated, and torch's allocator
+            # hands it to all. A torch that goes by that has moved its contents here: no kernel would reach the memory.
+            logger.info("the driver copies pinned memory of another device than %s", device)
+            self._mapped, self._launch = _words(pinned), _by_driver
 
     def to_device(self, target: Tensor) -> None:
         """Copy to ``target``, contiguous and of the same number of bytes."""
@@ -54,6 +62,10 @@ class KernelCopy:
         """`to_device` of this target, with all that does not change looked up once."""
         words, mapped, launch = _words(target), self._mapped, self._launch
         return lambda: launch(words, mapped)
+
+
+def _by_driver(target: Tensor, source: Tensor) -> None:
+    target.copy_(source, non_blocking=True)
 
 
 def _words(tensor: Tensor) -> Tensor:

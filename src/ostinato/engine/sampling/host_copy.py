@@ -30,16 +30,21 @@ class HostCopy:
 
     def start(self, tensor: torch.Tensor) -> None:
         """Copy ``tensor``, which is like the first; the values of the copy before were read and are not needed."""
-        if self._kernel is not None:
-            self._kernel.from_device(tensor)
-        else:
-            self._host.copy_(tensor, non_blocking=True)
-        if self._event is not None:
-            self._event.record()
+        try:
+            if self._kernel is not None:
+                self._kernel.from_device(tensor)
+            else:
+                self._host.copy_(tensor, non_blocking=True)
+        finally:  # an interrupt may come when the copy is launched already
+            if self._event is not None:
+                self._event.record()
 
     def __del__(self) -> None:
         if getattr(self, "_kernel", None) is not None and self._event is not None:
-            self._event.synchronize()  # torch's allocator of pinned memory does not know that a kernel writes there
+            try:  # torch's allocator of pinned memory does not know that a kernel writes there
+                self._event.synchronize()
+            except RuntimeError:  # the device or its driver is gone, and writes no more; the engine has told so
+                return
 
     def __len__(self) -> int:
         return len(self._host)

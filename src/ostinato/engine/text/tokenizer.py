@@ -75,9 +75,10 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special: bool = True) -> str:
         """Text of ``token_ids``; bytes that are not UTF-8 become U+FFFD and unknown ids nothing."""
+        token_ids = list(token_ids)  # the look for a negative id would use an iterator up
         if self._pieces is not None and min(token_ids, default=0) >= 0:  # else the library says what is wrong
             return self._pieces[skip_special].text(token_ids)
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special))
+        return str(self._backend.decode(token_ids, skip_special_tokens=skip_special))
 
     def detokenizer(self, *, skip_special: bool = True) -> Detokenizer:
         """A new one, for one growing list of tokens: by look-up if the tokenizer is byte-level, else by windows."""

@@ -73,8 +73,8 @@ class Staging:
     Args:
         buffers: where the data goes.
         depth: mirrors in the ring; with n, n - 1 copies may be pending while the next step is assembled.
-        bind_copy: how a step is copied; by default by the driver. Not asked on the CPU. The mirrors live as long as
-            this object: whoever copies in a way that torch does not know of lets the device end before that.
+        bind_copy: how a step is copied; by default by the driver. Not asked on the CPU. It may be in a way that torch
+            does not know of: the mirrors go when their last copies have run.
     """
 
     def __init__(self, buffers: StaticBuffers, *, depth: int = 2, bind_copy: BindCopy | None = None) -> None:
@@ -108,12 +108,24 @@ class Staging:
 
     def upload(self, sizes: Sizes) -> None:
         """Copy what `open` handed out to the arena, in one copy on the current stream."""
-        self._step(sizes).copy()
+        step = self._step(sizes)
         if self._is_host:
+            step.copy()
             return
         event = self._pending[self._current] or torch.Event(self._buffers.arena.device)
-        event.record()
-        self._pending[self._current] = event
+        try:
+            step.copy()
+        finally:  # an interrupt may come when the copy is launched already
+            event.record()
+            self._pending[self._current] = event
+
+    def __del__(self) -> None:
+        for event in getattr(self, "_pending", ()):
+            if event is not None:
+                try:
+                    event.synchronize()
+                except RuntimeError:  # the device or its driver is gone, and reads no more
+                    return
 
     def _step(self, sizes: Sizes) -> _Step:
         """Views of the current mirror, looked up once for each sizes."""

@@ -38,9 +38,9 @@ def read_costs(path: Path | str, *, origin: Mapping[str, str]) -> dict[str, Cost
     """
     document = _read(Path(path))
     found, tables = _parts(document, path)
-    theirs, ours = {"format": str(document.get("format", 1)), **found}, {"format": str(_FORMAT), **origin}
-    for fact in {**ours, **theirs}:
-        there, here = theirs.get(fact), ours.get(fact)
+    pairs = [(fact, found.get(fact), origin.get(fact)) for fact in {**origin, **found}]
+    # First, and no fact among the others: one of them may have this name, and would hide it.
+    for fact, there, here in [("format", str(document.get("format", 1)), str(_FORMAT)), *pairs]:
         if there != here:
             raise ForeignCostsError(
                 f"{path} was measured with {fact} {there or 'unknown'}, and here it is {here or 'unknown'}",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import pytest
 import torch
 
@@ -83,3 +86,47 @@ def test_what_was_read_outlives_the_memory() -> None:
     sample.release()
     PendingSample(ids(6), torch.zeros(1, 9), requests, is_plain=True, ring=ring)
     assert chosen.tolist() == [5]
+
+
+def test_an_interrupt_behind_the_launch_leaves_no_copy_that_nobody_waits_for() -> None:
+    seen: list[str] = []
+
+    class Kernel:
+        def from_device(self, source: torch.Tensor) -> None:
+            seen.append("launched")
+            raise KeyboardInterrupt
+
+    class Event:
+        def record(self) -> None:
+            seen.append("recorded")
+
+        def synchronize(self) -> None:
+            seen.append("waited")
+
+    copy = HostCopy(ids(1, 2))
+    copy._kernel, copy._event = Kernel(), Event()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        copy.start(ids(3, 4))
+    del copy
+    assert seen == ["launched", "recorded", "waited"]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_copy_by_a_kernel_is_waited_for_before_its_memory_goes(
+    is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also at a device that is lost, where many copies end at once and each would print its error."""
+    waits: list[bool] = []
+    printed: list[Any] = []
+
+    class Event:
+        def synchronize(self) -> None:
+            waits.append(is_lost)
+            if is_lost:
+                raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    copy = HostCopy(ids(1, 2))
+    copy._kernel, copy._event = object(), Event()  # type: ignore[assignment]
+    del copy
+    assert waits == [is_lost] and not printed

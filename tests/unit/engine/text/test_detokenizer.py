@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given, settings
@@ -180,6 +182,12 @@ def test_a_whole_text_is_what_the_library_decodes(
 ) -> None:
     ids = data.draw(st.lists(st.integers(0, byte_level.vocab_size + 2), max_size=30))
     assert byte_level.decode(ids, skip_special=skip_special) == full_decode(byte_level, ids, skip_special=skip_special)
+
+
+@pytest.mark.parametrize("given", [iter, tuple, np.array], ids=["iterator", "tuple", "array"])
+def test_ids_come_in_whatever_holds_them(byte_level: Tokenizer, given: Callable[[list[int]], Any]) -> None:
+    ids = byte_level.encode("caf\u00e9 \U0001f600!")
+    assert byte_level.decode(given(ids)) == "caf\u00e9 \U0001f600!"
 
 
 def test_a_negative_id_is_refused_and_no_token_from_the_end(byte_level: Tokenizer) -> None:

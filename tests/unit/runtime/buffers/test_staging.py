@@ -1,5 +1,7 @@
 """Staging is a ring of mirrors, one on the CPU, and one copy to the arena."""
 
+import sys
+
 import pytest
 import torch
 
@@ -92,3 +94,60 @@ def test_a_mirror_is_rewritten_only_after_its_copy_has_run():
         staging.upload(SIZES)
         seen.append(buffers.views(SIZES)["ids"].clone())
     assert [row.tolist() for row in seen] == [[step] * 4 for step in range(50)]
+
+
+class PlantedEvents:
+    """In place of `torch.Event`: what is done with all of them, in order."""
+
+    def __init__(self, monkeypatch, *, is_lost=False):
+        self.seen = []
+        self.is_lost = is_lost
+        monkeypatch.setattr(torch, "Event", lambda device: self)
+
+    def record(self):
+        self.seen.append("recorded")
+
+    def synchronize(self):
+        self.seen.append("waited")
+        if self.is_lost:
+            raise torch.AcceleratorError("CUDA error: unspecified launch failure")
+
+
+def as_on_a_device(copy):
+    """A ring of two whose copies are ``copy``."""
+    _, staging = make("cpu", depth=2)
+    staging._is_host, staging._bind_copy = False, lambda target, source: copy
+    staging._mirrors, staging._steps, staging._pending = staging._mirrors * 2, [{}, {}], [None, None]
+    staging._opened = [None, None]
+    return staging
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_mirrors_go_when_their_copies_have_run(monkeypatch, is_lost):
+    """torch does not know of a copy by a kernel, and would give the memory to others. A lost device ends them all."""
+    events = PlantedEvents(monkeypatch, is_lost=is_lost)
+    printed = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    staging = as_on_a_device(lambda: events.seen.append("copied"))
+    for _ in range(2):
+        staging.open(SIZES)
+        staging.upload(SIZES)
+    assert events.seen == ["copied", "recorded"] * 2
+    del staging
+    assert events.seen[4:] == (["waited"] if is_lost else ["waited"] * 2) and not printed
+
+
+def test_a_mirror_whose_copy_was_interrupted_is_waited_for_too(monkeypatch):
+    events = PlantedEvents(monkeypatch)
+
+    def copy():
+        events.seen.append("copied")
+        raise KeyboardInterrupt
+
+    staging = as_on_a_device(copy)
+    staging.open(SIZES)
+    with pytest.raises(KeyboardInterrupt):
+        staging.upload(SIZES)
+    staging.open(SIZES)
+    staging.open(SIZES)
+    assert events.seen == ["copied", "recorded", "waited"]

@@ -140,16 +140,20 @@ def test_a_file_of_another_place_is_refused_and_names_both(tmp_path, there, word
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize(("format", "there"), [(None, "1"), (1, "1"), (3, "3"), ("2a", "2a")])
-def test_a_file_whose_times_mean_something_else_is_refused(tmp_path, format, there):
+@pytest.mark.parametrize("origin", [HERE, {**HERE, "format": "fp8"}], ids=["", "with a fact of that name"])
+@pytest.mark.parametrize(
+    ("format", "there"), [(None, "1"), (1, "1"), (3, "3"), ("2a", "2a"), (True, "True"), (2.0, "2.0"), ([2], r"\[2\]")]
+)
+def test_a_file_whose_times_mean_something_else_is_refused(tmp_path, format, there, origin):
     """One that says no format was written when every step was timed from an idle device to an idle one."""
     path = tmp_path / "costs.json"
-    write_costs(path, {"breakable": table({1: 1.0})}, origin=HERE)
+    write_costs(path, {"breakable": table({1: 1.0})}, origin=origin)
+    assert read_costs(path, origin=origin)
     document = json.loads(path.read_text())
     document.pop("format")
     path.write_text(json.dumps(document | ({} if format is None else {"format": format})))
     with pytest.raises(ForeignCostsError, match=f"format {there}, and here it is 2"):
-        read_costs(path, origin=HERE)
+        read_costs(path, origin=origin)
 
 
 ENTRY = {"query_len": None, "kv_tier": None, "way": "eager", "ms": {"1": 1.0}}
