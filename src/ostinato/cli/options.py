@@ -63,7 +63,7 @@ Partition = Annotated[
     str,
     typer.Option(
         "--partition",
-        help="How piecewise graphs are made: breakable, fx, inductor; or auto, by --costs.",
+        help="How piecewise graphs are made: breakable, fx, inductor; or auto, by measured costs.",
         rich_help_panel=ENGINE_PANEL,
     ),
 ]
