@@ -78,7 +78,7 @@ def memory(
     progress = progress_on_stderr()
     loaded = load_model(config, progress=progress)
     budget = None if budget_mib is None else int(budget_mib * 2**20)
-    with reporting(progress, "sample captures", None, "graphs") as bar:
+    with reporting(progress, "sample captures", None, "passes") as bar:
         found = forecast_memory(loaded, budget_bytes=budget, is_measured=measure, on_key=lambda _key: bar.advance(1))
     if as_json:
         from ostinato.bench.environment import made

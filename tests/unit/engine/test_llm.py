@@ -446,7 +446,7 @@ def test_progress(tiny_dir: Callable[[str], Path]) -> None:
 
     with LLM(str(tiny_dir("llama")), progress=Reporter(), **SETTINGS) as engine:
         num_graphs = engine.stats()["graphs"]["count"]
-    assert told[-2:] == [("warm-up and capture", 2 * num_graphs, "graphs"), ("done", 2 * num_graphs)]
+    assert told[-2:] == [("warm-up and capture", 2 * num_graphs, "passes"), ("done", 2 * num_graphs)]
     assert num_graphs > 0
 
 

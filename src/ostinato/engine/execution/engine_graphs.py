@@ -130,7 +130,7 @@ class EngineGraphs:
             self._await_weights(loaded)
             if config.on_moved == "recapture":
                 self.background = BackgroundCapture(executor, share=config.capture_share)
-            with reporting(progress, "warm-up and capture", 2 * len(graphed.pending) or None, "graphs") as bar:
+            with reporting(progress, "warm-up and capture", 2 * len(graphed.pending) or None, "passes") as bar:
                 executor.prepare(on_key=lambda _key: bar.advance(1))
         if config.dispatch == "measured":
             self._settle_costs(progress)
