@@ -473,6 +473,7 @@ class LLM:
                 self._executor = None
 
     def __enter__(self) -> Self:
+        self._require_open()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

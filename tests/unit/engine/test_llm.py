@@ -499,6 +499,7 @@ def test_a_closed_engine(tiny_dir: Callable[[str], Path]) -> None:
         lambda: next(stream),
         engine.step,
         engine.stats,
+        engine.__enter__,
     ):
         with pytest.raises(ClosedError):
             call()
