@@ -13,7 +13,7 @@ import torch
 
 from ostinato.bench.clock import host_times_us, step_times_ms
 from ostinato.engine.attention import install_forward_context
-from ostinato.engine.execution.costs import EngineSteps
+from ostinato.engine.execution import measure_costs
 from ostinato.engine.text import Tokenizer
 from ostinato.runtime import CostTable, Graphed, GraphKey, LiveBatch, RuntimeMode
 
@@ -89,16 +89,9 @@ def measure_buckets(llm: LLM, *, budget_seconds: float) -> CostTable:
     graphed, costs = executor.graphed, executor.graphed.costs
     sizes = sorted({key.num_tokens for key in graphed.plans})
     try:
-        return graphed.measure(
-            steps=EngineSteps(executor),
-            sizes=sizes,
-            budget_seconds=budget_seconds,
-            overlap=bool(llm.config.overlap),
-        )
+        return measure_costs(executor, overlap=bool(llm.config.overlap), sizes=sizes, budget_seconds=budget_seconds)
     finally:
         graphed.use_costs(costs)
-        executor.forget_requests()
-        executor.leave_step()
 
 
 def decode_key(llm: LLM, *, num_reqs: int, context_tokens: int) -> GraphKey | None:

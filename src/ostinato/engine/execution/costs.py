@@ -6,7 +6,7 @@ are spread over the cache, mixed steps are prompts; all of them write to the nul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from torch import Tensor
@@ -100,12 +100,25 @@ _BUDGET_SECONDS: Final = {"cpu": 1.0, "cuda": 4.0}
 """A device is worth four times as much: where its host slows down for a second, undisturbed turns are left."""
 
 
-def measure_costs(executor: Executor, *, overlap: bool, on_step: Callable[[], None] | None = None) -> CostTable:
-    """Time the steps of ``executor``, which is idle, and let it decide by them. See `Graphed.measure`."""
+def measure_costs(
+    executor: Executor,
+    *,
+    overlap: bool,
+    sizes: Sequence[int] | None = None,
+    budget_seconds: float | None = None,
+    on_step: Callable[[], None] | None = None,
+) -> CostTable:
+    """Time the steps of ``executor``, which is idle, and let it decide by them. See `Graphed.measure`.
+
+    Args:
+        budget_seconds: by default what a start spends.
+    """
+    if budget_seconds is None:
+        budget_seconds = _BUDGET_SECONDS[executor.graphed.device.type]
     try:
-        budget = _BUDGET_SECONDS[executor.graphed.device.type]
-        steps = EngineSteps(executor)
-        return executor.graphed.measure(steps=steps, budget_seconds=budget, overlap=overlap, on_step=on_step)
+        return executor.graphed.measure(
+            steps=EngineSteps(executor), sizes=sizes, budget_seconds=budget_seconds, overlap=overlap, on_step=on_step
+        )
     finally:
         executor.forget_requests()
         executor.leave_step()
