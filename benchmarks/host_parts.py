@@ -36,6 +36,7 @@ from ostinato.engine.sampling import PendingSample
 from ostinato.engine.sampling.host_copy import HostCopy
 from ostinato.engine.scheduler import Scheduler
 from ostinato.engine.text import TextState
+from ostinato.engine.updates import RequestUpdates
 from ostinato.runtime import Graphed, hardware_name
 from ostinato.runtime.buffers.staging import Staging
 from ostinato.runtime.buffers.static import StaticBuffers
@@ -53,7 +54,7 @@ PARTS: Final[dict[str, tuple[tuple[type, str], ...]]] = {
     "books": ((Scheduler, "advance"), (Scheduler, "complete"), (Scheduler, "finish")),
     "text": ((TextState, "push"), (TextState, "close")),
     "delivery": (
-        (EngineLoop, "_hand_out"),
+        (RequestUpdates, "hand_out"),
         (UpdateRouter, "step"),
         (UpdateRouter, "take_unread"),
         (RequestOutput, "extend"),

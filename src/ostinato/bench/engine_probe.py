@@ -68,8 +68,9 @@ def model_of(llm: LLM) -> torch.nn.Module:
 def lend_tokenizer(llm: LLM, tokenizer: Tokenizer) -> None:
     """Let an engine that has no tokenizer and no request make text of its answers, and look for end tokens."""
     assert llm.tokenizer is None and not llm.has_work(), "its own tokenizer would be lost, or answers half text"
-    llm.tokenizer = llm._loop._tokenizer = tokenizer
-    llm._loop._eos_token_ids = tokenizer.eos_token_ids
+    updates = llm._loop._updates
+    llm.tokenizer = updates._tokenizer = tokenizer
+    updates._eos_token_ids = tokenizer.eos_token_ids
 
 
 def check_guards(graphed: Graphed, key: GraphKey) -> tuple[Callable[[], None], int]:

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
     from ostinato.engine.execution.step_query import StepQuery
     from ostinato.engine.llm import LLM
-    from ostinato.engine.loop import RequestUpdate
     from ostinato.engine.outputs import RequestOutput
     from ostinato.engine.request import FinishReason, SamplingParams
+    from ostinato.engine.updates import RequestUpdate
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -33,7 +33,7 @@ _HOMES = {
     "FinishReason": "ostinato.engine.request",
     "LLM": "ostinato.engine.llm",
     "RequestOutput": "ostinato.engine.outputs",
-    "RequestUpdate": "ostinato.engine.loop",
+    "RequestUpdate": "ostinato.engine.updates",
     "SamplingParams": "ostinato.engine.request",
     "StepQuery": "ostinato.engine.execution.step_query",
     "head_start": "ostinato.engine.before_torch",

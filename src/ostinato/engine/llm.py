@@ -34,7 +34,7 @@ from ostinato.engine.execution import (
     load_model,
     qualify_steps,
 )
-from ostinato.engine.loop import EngineLoop, RequestUpdate
+from ostinato.engine.loop import EngineLoop
 from ostinato.engine.outputs import RequestOutput, UpdateRouter
 from ostinato.engine.paging import PageAllocator
 from ostinato.engine.request import (
@@ -48,6 +48,7 @@ from ostinato.engine.request import (
 from ostinato.engine.scheduler import BatchShaper, Scheduler
 from ostinato.engine.spare_time import SpareTime
 from ostinato.engine.text import Tokenizer
+from ostinato.engine.updates import RequestUpdate
 from ostinato.engine.weights import ProgressReporter
 from ostinato.errors import ClosedError, ConfigError, RequestError, RuntimeStateError
 from ostinato.telemetry import EventBus, FailureCounters, LogSink, Sink

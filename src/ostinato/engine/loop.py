@@ -1,9 +1,9 @@
 """`EngineLoop`: one step of the engine: schedule, launch, read, deliver.
 
-Owns no model and no thread: it ties the scheduler, the executor and text together. With ``overlap`` a
-step is launched before the tokens of the step before are read, so that the host's work runs while the device
-computes; a request that a token ends (a stop token, a stop string) has then run one step too many, whose token
-nobody sees.
+Owns no model and no thread: it ties the scheduler, the executor and what requests are told (`RequestUpdates`)
+together. With ``overlap`` a step is launched before the tokens of the step before are read, so that the host's work
+runs while the device computes; a request that a token ends (a stop token, a stop string) has then run one step too
+many, whose token nobody sees.
 
 What goes wrong ends as little as it can, with a typed error in the last update of each request that it ends: a
 request alone (its logits, its text), the requests of a step that fails, or all, when the device or the books cannot
@@ -24,23 +24,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ostinato.engine.request import FinishReason, Request, TokenLogprobs, natural_finish
-from ostinato.engine.sampling import CopyRing, PendingSample, SampleResult
+from ostinato.engine.request import FinishReason, Request
+from ostinato.engine.sampling import CopyRing, PendingSample
 from ostinato.engine.scheduler import Deadlines, ScheduledBatch, Scheduler
-from ostinato.engine.step_errors import engine_dead, leaves_device_usable, step_failed, with_cause
-from ostinato.engine.text import TextState, Tokenizer
+from ostinato.engine.step_errors import engine_dead, leaves_device_usable, step_failed
+from ostinato.engine.text import Tokenizer
+from ostinato.engine.updates import RequestUpdate, RequestUpdates
 from ostinato.errors import (
     ConfigError,
     EngineDeadError,
     EngineError,
-    OstinatoError,
     PageIntegrityError,
-    RequestError,
     RuntimeStateError,
 )
 from ostinato.telemetry import EngineDied, EventBus, RequestPreempted, StepFailed, StepFinished
 
-__all__ = ["EngineLoop", "HostTime", "LaunchedStep", "RequestUpdate", "StepExecutor"]
+__all__ = ["EngineLoop", "HostTime", "LaunchedStep", "StepExecutor"]
 
 _NO_TOKENS: Final[NDArray[np.int64]] = np.zeros(0, dtype=np.int64)
 
@@ -107,23 +106,6 @@ class _InFlight:
     """On `time.perf_counter`, before the executor was called."""
 
 
-@dataclass(slots=True)
-class RequestUpdate:
-    """What one step brought for one request; for one that is not streamed, all that ever came.
-
-    Not frozen and not by keyword only, because either would double its cost: one a token of each stream.
-    """
-
-    request_id: str
-    text: str = ""
-    """New text; held back while it may be the start of a stop string or half a character."""
-    token_ids: tuple[int, ...] = ()
-    """New tokens."""
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    finish_reason: FinishReason | None = None
-    error: OstinatoError | None = None
-
-
 class EngineLoop:
     """Runs requests to their end, a step at a time. Used by one thread.
 
@@ -156,19 +138,21 @@ class EngineLoop:
             raise ConfigError("max_model_len of the loop is too small", expected=expected, got=max_model_len)
         self._executor = executor
         self._scheduler = scheduler
-        self._tokenizer = tokenizer
-        self._eos_token_ids = frozenset(eos_token_ids)
-        self._max_model_len = max_model_len
         self._overlap = overlap
         self._in_flight: deque[_InFlight] = deque()  # oldest first
         self._copies = CopyRing()  # for their tokens
         self.host_time = HostTime()
         self._read_at = 0.0  # when the tokens of a step were read last
         self._bus = bus or EventBus()
-        self._texts: dict[str, TextState] = {}
+        self._updates = RequestUpdates(
+            scheduler,
+            tokenizer=tokenizer,
+            eos_token_ids=eos_token_ids,
+            max_model_len=max_model_len,
+            on_end=self._forget,
+        )
         self._deadlines = Deadlines()
         self._processed: set[str] = set()  # requests in progress with logits processors, which must see every token
-        self._undelivered: list[RequestUpdate] = []
         self._is_stepping = False
         self._is_held = False  # the next step launches nothing
         self._late_aborts: list[str] = []
@@ -184,10 +168,9 @@ class EngineLoop:
         """
         self._require_alive()
         name = request.request_id
-        if name in self._texts or any(update.request_id == name for update in self._undelivered):
-            raise RequestError(f"request id {name!r} is already in use", fix="give each request an id of its own")
+        self._updates.check_id(name)
         self._scheduler.add(request)
-        self._texts[name] = TextState(self._tokenizer, request)
+        self._updates.follow(request)
         if request.deadline is not None:
             self._deadlines.set(name, request.deadline)
         if request.logits_processors:
@@ -202,7 +185,7 @@ class EngineLoop:
 
     def has_work(self) -> bool:
         """Whether `step` would do or deliver anything."""
-        return bool(self._undelivered or self._in_flight or self._late_aborts) or self._scheduler.has_work()
+        return bool(self._updates or self._in_flight or self._late_aborts) or self._scheduler.has_work()
 
     @property
     def earliest_deadline(self) -> float:
@@ -240,7 +223,7 @@ class EngineLoop:
         Raises:
             EngineDeadError: the engine is dead, and the last update of every request was delivered.
         """
-        if not self._undelivered:
+        if not self._updates:
             self._require_alive()
         began, waited = time.perf_counter(), self.host_time.waiting_seconds
         num_launched = 0
@@ -254,7 +237,7 @@ class EngineLoop:
             self._is_stepping = False
         while self._late_aborts:
             self.abort(self._late_aborts.pop())
-        updates, self._undelivered = self._undelivered, []
+        updates = self._updates.take()
         self.host_time.num_steps += num_launched
         spent = time.perf_counter() - began
         self.host_time.busy_seconds += spent - (self.host_time.waiting_seconds - waited)
@@ -344,52 +327,15 @@ class EngineLoop:
                 failed = result.errors.get(request.request_id)
                 if failed is not None and not request.is_finished:
                     self._scheduler.finish(request, FinishReason.ERROR, failed)
-                    self._deliver_last(request, FinishReason.ERROR, failed)
+                    self._updates.end(request, FinishReason.ERROR, failed)
         try:
             self._scheduler.complete(batch, result.chosen)
-            self._hand_out(batch, result)
+            self._updates.hand_out(batch, result)
         except Exception:
             raise
         except BaseException as error:  # some have their token and some do not: better no answer than a wrong one
             self._die(error)
             raise
-
-    def _hand_out(self, batch: ScheduledBatch, result: SampleResult) -> None:
-        """Deliver a step's tokens. Requests that are not watched are looked at only where one may be the last."""
-        may_end, is_watched = self._looks(batch, result.chosen)
-        requests, logprobs, updates = batch.sampling, result.logprobs, self._undelivered
-        at = (may_end if is_watched is None else may_end | is_watched).nonzero()[0]
-        if not len(at):
-            return
-        for index, token_id, is_due in zip(at.tolist(), result.chosen[at].tolist(), may_end[at].tolist(), strict=True):
-            request = requests[index]
-            if request.finish_reason is None:
-                update = self._deliver(request, token_id, logprobs[index], may_end=is_due)
-                if update is not None:
-                    updates.append(update)
-
-    def _looks(
-        self, batch: ScheduledBatch, chosen: NDArray[np.int64]
-    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_] | None]:
-        """[num_sampling] whose token may be their last, as `natural_finish` then says, and who else is watched.
-
-        Stop tokens of a request's own are not looked at here: it is watched.
-        """
-        decodes, num_decodes = batch.decodes, batch.num_decodes
-        may_end = np.zeros(len(chosen), dtype=np.bool_)
-        may_end[num_decodes:] = True
-        if decodes is None:
-            return may_end, None
-        near = decodes.within(2)  # the token that the step computed and the one that it chose
-        if near is not None:
-            may_end[:num_decodes] = near
-        for token_id in self._eos_token_ids:
-            may_end[:num_decodes] |= chosen[:num_decodes] == token_id
-        if not decodes.roster.has_watched:
-            return may_end, None
-        is_watched = np.zeros(len(chosen), dtype=np.bool_)
-        is_watched[:num_decodes] = decodes.roster.is_watched
-        return may_end, is_watched
 
     def _fail(self, batch: ScheduledBatch, error: Exception) -> None:
         """End the requests of a step that failed, or all of them where the device is lost."""
@@ -400,7 +346,7 @@ class EngineLoop:
             return
         failed = step_failed(error, num_reqs=batch.num_reqs)
         for request in self._scheduler.drop(batch, failed):
-            self._deliver_last(request, FinishReason.ERROR, failed)
+            self._updates.end(request, FinishReason.ERROR, failed)
         self._num_failed_in_a_row += 1
         self._bus.emit(
             StepFailed(error=str(failed), num_reqs=batch.num_reqs, num_in_a_row=self._num_failed_in_a_row),
@@ -413,9 +359,9 @@ class EngineLoop:
         self._deliver_failed()
         ended = self._scheduler.end_all(dead)
         for request in ended:
-            self._deliver_last(request, FinishReason.ERROR, dead)
-        for state in list(self._texts.values()):  # ended as the books broke, before it could be said
-            self._deliver_last(state.request, FinishReason.ERROR, dead)
+            self._updates.end(request, FinishReason.ERROR, dead)
+        for request in self._updates.followed:  # ended as the books broke, before it could be said
+            self._updates.end(request, FinishReason.ERROR, dead)
         self._bus.emit(EngineDied(error=str(dead), num_reqs=len(ended)))
 
     def _require_alive(self) -> None:
@@ -426,7 +372,7 @@ class EngineLoop:
         """Say the end of requests that the scheduler itself has ended."""
         for request in self._scheduler.take_failed():
             assert request.finish_reason is not None, "the scheduler has ended it"
-            self._deliver_last(request, request.finish_reason, request.error)
+            self._updates.end(request, request.finish_reason, request.error)
 
     def _end_early(self, request_id: str, reason: FinishReason) -> None:
         try:
@@ -435,71 +381,9 @@ class EngineLoop:
             self._die(error)
             return
         if ended is not None:
-            self._deliver_last(ended, reason)
+            self._updates.end(ended, reason)
 
-    def _deliver(
-        self, request: Request, token_id: int, logprobs: TokenLogprobs | None, *, may_end: bool
-    ) -> RequestUpdate | None:
-        """Text and end of a request that has just got a token; None while it is not streamed and goes on."""
-        reason: FinishReason | None = None
-        if logprobs is not None:
-            request.logprobs.append(logprobs)
-        if may_end or token_id in request.params.stop_token_ids:
-            reason = natural_finish(request, eos_token_ids=self._eos_token_ids, max_model_len=self._max_model_len)
-        state, failed = self._texts[request.request_id], None
-        try:
-            if reason is FinishReason.STOP:  # the token is no text
-                text = state.close(is_stop_token=True)
-            else:
-                text, has_met_stop = state.push(token_id)
-                if has_met_stop:
-                    reason = FinishReason.STOP
-                if reason is not None:
-                    text += state.close(is_cut=has_met_stop)
-        except Exception as error:
-            text, reason, failed = "", FinishReason.ERROR, _no_text(request.request_id, error)
-        if reason is not None:
-            self._scheduler.finish(request, reason, failed)
-            self._forget(request.request_id)
-        if not request.is_streamed:
-            return None if reason is None else _whole(request, text, reason, failed)
-        # By place: names cost more than all else here.
-        found = () if logprobs is None else (logprobs,)
-        return RequestUpdate(request.request_id, text, (token_id,), found, reason, failed)
-
-    def _deliver_last(self, request: Request, reason: FinishReason, error: OstinatoError | None = None) -> None:
-        """The end of a request that brings no token."""
-        state, text = self._forget(request.request_id), ""
-        if state is not None and (error is None or not request.is_streamed):
-            try:
-                text = state.close(is_cut=error is not None)
-            except Exception as cause:
-                reason, error = FinishReason.ERROR, error or _no_text(request.request_id, cause)
-        if request.is_streamed:
-            update = RequestUpdate(request_id=request.request_id, text=text, finish_reason=reason, error=error)
-        else:
-            update = _whole(request, text, reason, error)
-        self._undelivered.append(update)
-
-    def _forget(self, request_id: str) -> TextState | None:
+    def _forget(self, request_id: str) -> None:
         """Let go of what is kept for a request in progress."""
         self._deadlines.forget(request_id)
         self._processed.discard(request_id)
-        return self._texts.pop(request_id, None)
-
-
-def _whole(request: Request, text: str, reason: FinishReason, error: OstinatoError | None) -> RequestUpdate:
-    """The one update of a request that is not streamed."""
-    return RequestUpdate(
-        request_id=request.request_id,
-        text=text,
-        token_ids=tuple(request.output_token_ids),
-        logprobs=tuple(request.logprobs),
-        finish_reason=reason,
-        error=error,
-    )
-
-
-def _no_text(request_id: str, cause: Exception) -> EngineError:
-    failed = EngineError(f"the tokens of request {request_id!r} cannot be made text: {cause}", request=request_id)
-    return with_cause(failed, cause)

@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from ostinato.engine.loop import EngineLoop, RequestUpdate
+from ostinato.engine.loop import EngineLoop
 from ostinato.engine.request import FinishReason, TokenLogprobs
+from ostinato.engine.updates import RequestUpdate
 from ostinato.errors import EngineError, OstinatoError
 from ostinato.telemetry import EventBus, ReceiverFailed
 

@@ -12,11 +12,12 @@ from typing import Any, Final
 
 import torch
 
-from ostinato.engine.loop import EngineLoop, RequestUpdate
+from ostinato.engine.loop import EngineLoop
 from ostinato.engine.paging import PageAllocator
 from ostinato.engine.request import LogitsProcessor, Request, SamplingParams
 from ostinato.engine.scheduler import ScheduledBatch, Scheduler
 from ostinato.engine.text import Tokenizer
+from ostinato.engine.updates import RequestUpdate
 from ostinato.telemetry import Event, EventBus
 from ostinato.testing.sampling import ChosenTokens, choose_for
 
@@ -109,6 +110,6 @@ class ScriptedLoop:
         else:
             raise AssertionError("the loop does not end")
         self.allocator.check_integrity([])
-        assert self.loop._texts == {}, "text state of ended requests is kept"
+        assert not self.loop._updates.followed, "text state of ended requests is kept"
         assert not self.loop._deadlines and not self.loop._processed and not self.scheduler._launched
         return found

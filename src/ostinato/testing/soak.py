@@ -27,11 +27,12 @@ from unittest import mock
 
 import torch
 
-from ostinato.engine.loop import EngineLoop, LaunchedStep, RequestUpdate, StepExecutor
+from ostinato.engine.loop import EngineLoop, LaunchedStep, StepExecutor
 from ostinato.engine.paging import pages_for
 from ostinato.engine.request import FinishReason, LogitsProcessor, Request, SamplingParams, validate_prompt
 from ostinato.engine.sampling import PendingSample, SampleResult
 from ostinato.engine.scheduler import ScheduledBatch
+from ostinato.engine.updates import RequestUpdate
 from ostinato.errors import EngineError, OutOfMemoryError, RequestError, StepFailedError
 
 __all__ = ["FaultyExecutor", "Rest", "Soak", "failing_reads"]
@@ -317,12 +318,12 @@ class Soak:
         self._allocator.check_integrity([request.pages for request in running])
         assert not any(request.pages for request in waiting) and len(running) <= self._max_num_reqs
         in_progress = {request.request_id for request in (*running, *waiting)}
-        undelivered = {update.request_id for update in self.loop._undelivered}
+        undelivered = {update.request_id for update in self.loop._updates._untaken}
         assert not in_progress & undelivered
         # Those that can never fit end at once, and are told of by the next step.
         untold = {request.request_id for request in self._scheduler._failed}
         assert in_progress | undelivered | untold == set(self._watched), "a request was lost, or outlives its end"
-        assert set(self.loop._texts) == in_progress | untold
+        assert {request.request_id for request in self.loop._updates.followed} == in_progress | untold
         assert self.loop._processed <= in_progress | untold and len(self.loop._in_flight) <= 1
         assert set(self.loop._deadlines._by_id) <= in_progress | untold
         self.num_preemptions += sum(

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from ostinato.engine.loop import EngineLoop, RequestUpdate
+from ostinato.engine.loop import EngineLoop
 from ostinato.engine.request import FinishReason
 from ostinato.engine.text import Tokenizer
+from ostinato.engine.updates import RequestUpdate
 from ostinato.errors import ConfigError, EngineError, OutOfMemoryError, RequestError
 from ostinato.telemetry import RequestPreempted
 from ostinato.testing.scripted_loop import EOS, VOCAB_SIZE

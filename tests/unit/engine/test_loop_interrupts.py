@@ -27,7 +27,7 @@ def test_the_engine_ends_and_says_so(monkeypatch: pytest.MonkeyPatch, overlap: b
     if place == "complete":
         monkeypatch.setattr(bench.scheduler, "complete", interrupted)
     else:
-        monkeypatch.setattr(bench.loop, "_deliver", interrupted)
+        monkeypatch.setattr(bench.loop._updates, "_update_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
         bench.loop.step()
     ends = {update.request_id: update for update in bench.loop.step() if update.finish_reason is not None}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from ostinato.engine.loop import RequestUpdate
 from ostinato.engine.outputs import RequestOutput, UpdateRouter
 from ostinato.engine.request import FinishReason
+from ostinato.engine.updates import RequestUpdate
 from ostinato.errors import ClosedError, EngineError
 from ostinato.telemetry import EventBus, MemorySink, ReceiverFailed
 

@@ -11,9 +11,9 @@ import pytest
 
 from ostinato import LLM
 from ostinato.engine.execution import SizeSuggestion
-from ostinato.engine.loop import RequestUpdate
 from ostinato.engine.request import SamplingParams
 from ostinato.engine.scheduler import BatchShaper
+from ostinato.engine.updates import RequestUpdate
 from ostinato.errors import CaptureError, ClosedError, ConfigError, RuntimeStateError
 from ostinato.telemetry import JsonLinesSink, StepDispatched, read_json_lines
 from ostinato.testing.tiny_models import write_tiny_model

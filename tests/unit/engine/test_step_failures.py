@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from ostinato.engine.loop import RequestUpdate
 from ostinato.engine.request import FinishReason, Request
 from ostinato.engine.sampling import PendingSample
 from ostinato.engine.step_errors import leaves_device_usable
+from ostinato.engine.updates import RequestUpdate
 from ostinato.errors import (
     EngineDeadError,
     EngineError,
@@ -350,7 +350,7 @@ class BrokenText:
 def test_text_that_cannot_be_made_ends_its_request_alone(bench: Bench, script: list[float]) -> None:
     bench.add("bad", script, max_tokens=3)
     bench.add("good", [1, 2, 3], max_tokens=3)
-    bench.loop._texts["bad"]._detokenizer = BrokenText()  # type: ignore[assignment]
+    bench.loop._updates._texts["bad"]._detokenizer = BrokenText()  # type: ignore[assignment]
     found = bench.run()
     last = found["bad"][-1]
     assert last.finish_reason is FinishReason.ERROR and isinstance(last.error, EngineError) and last.token_ids
@@ -359,7 +359,7 @@ def test_text_that_cannot_be_made_ends_its_request_alone(bench: Bench, script: l
 
 def test_text_that_cannot_be_made_at_an_abort(bench: Bench) -> None:
     bench.add("bad", [1, 2, 3], max_tokens=3)
-    bench.loop._texts["bad"]._detokenizer = BrokenText()  # type: ignore[assignment]
+    bench.loop._updates._texts["bad"]._detokenizer = BrokenText()  # type: ignore[assignment]
     bench.loop.abort("bad")
     (update,) = bench.run()["bad"]
     assert update.finish_reason is FinishReason.ERROR and "text" in str(update.error)
