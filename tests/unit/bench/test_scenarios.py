@@ -311,7 +311,8 @@ def test_serve_at_a_rate_and_from_a_trace(model: Path, tmp_path: Path) -> None:
 
 
 def test_background(model: Path) -> None:
-    sizes = {"decode_sizes": (1, 4), "token_sizes": (16,), "max_num_reqs": 4, "capture": "background"}
+    # 4 * 5 tokens fit: on a busy machine prompts queue up until all four run in one step.
+    sizes = {"decode_sizes": (1, 4), "token_sizes": (20,), "max_num_reqs": 4, "capture": "background"}
     found = run(
         model, "background", rates=(50.0,), prompt_tokens=5, output_tokens=3, engine={**sizes, "capture_share": 0.9}
     )
@@ -328,7 +329,7 @@ def test_background(model: Path) -> None:
     assert parts["background", "all"]["hit_percent"] < 100
     assert all(row["captured"] == 0 and row["graphs"] == late[-1]["graphs"] for row in early)
     for row in (*late[1:], *early[1:]):
-        assert row["seconds"] > 0 and row["steps"] > 0
+        assert row["seconds"] > 0 and row["steps"] + row["captured"] > 0
     assert parts["eager", "all"]["num_requests"] == pytest.approx(parts["background", "all"]["num_requests"], abs=2)
     assert parts["background", "all"]["ttft_ms_p50"] > 0 and parts["background", "all"]["tpot_ms_p99"] > 0
 

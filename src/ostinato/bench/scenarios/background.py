@@ -1,7 +1,7 @@
 """``background``: a steady load on an engine that captures between its steps, and on one that captures first.
 
 Requests come at a rate from the moment at which an engine answers, until nothing is pending and some seconds more;
-the engine that captures first gets the same load for as long. Every half second, counted from the engine's start, is a
+the engine that captures first gets the same load for as long. Every half second in which anything happened, counted from the engine's start, is a
 row: which share of the steps ran on graphs, how many graphs came, what requests waited. Then a row for the whole load,
 and for background one for the seconds after the last graph: its hit rate is to be that of the other engine.
 """
@@ -111,7 +111,7 @@ def _serve(run: Run, mode: str, rate: float, capture: str, seconds: float | None
         watch.seen.append((all_seconds, coverage_of(llm)))
     row: dict[str, Any] = {"mode": mode, "rate": rate, "capture": capture}
     for (since, before), (until, after) in zip(watch.seen, watch.seen[1:], strict=False):
-        if until > since:
+        if until > since and after != before:  # the load may end just behind a look
             moments = {"part": "window", "seconds": round(start_seconds + until, 3)}
             run.evidence.add(row | moments | _facts(before, after) | _waits(served, since, until))
     whole = {"start_s": round(start_seconds, 3), "load_s": round(all_seconds, 3), "num_requests": len(served)}
