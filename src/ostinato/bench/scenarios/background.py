@@ -1,9 +1,10 @@
 """``background``: a steady load on an engine that captures between its steps, and on one that captures first.
 
 Requests come at a rate from the moment at which an engine answers, until nothing is pending and some seconds more;
-the engine that captures first gets the same load for as long. Every half second in which anything happened, counted from the engine's start, is a
-row: which share of the steps ran on graphs, how many graphs came, what requests waited. Then a row for the whole load,
-and for background one for the seconds after the last graph: its hit rate is to be that of the other engine.
+the engine that captures first gets the same load for as long. Every half second in which anything happened, counted
+from the engine's start, is a row: which share of the steps ran on graphs, how many graphs came, what requests waited.
+Then a row for the whole load, and for background one for the seconds after the last graph: its hit rate is to be that
+of the other engine.
 """
 
 from __future__ import annotations
