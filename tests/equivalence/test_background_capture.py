@@ -103,7 +103,7 @@ def test_without_background_there_is_nothing_pending(tiny: str) -> None:
 def test_sizes_may_change_while_graphs_are_pending(tiny: str, expected: list[list[int]]) -> None:
     with LLM(tiny, capture="background", **SETTINGS) as llm:
         executor = llm._require_open()
-        executor.resize(sizes=(32,), decode_sizes=(2, 8))
+        llm._graphs.captures.resize(sizes=(32,), decode_sizes=(2, 8))
         llm.capture_pending()
         assert {key.num_reqs for key in executor.graphed.plans if key.num_reqs} == {2, 8}
         assert serve(llm) == expected

@@ -23,6 +23,7 @@ from ostinato import LLM
 from ostinato.engine.attention import set_forward_context
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.execution import Executor, LoadedModel, load_model
+from ostinato.engine.execution.captures import Captures
 from ostinato.engine.execution.step_context import graph_metadata, live_metadata
 from ostinato.engine.loop import EngineLoop
 from ostinato.engine.paging import PageAllocator
@@ -141,7 +142,7 @@ def engine(loaded: LoadedModel, **changes: Any) -> Iterator[Executor]:
     """A captured executor on weights that outlive it."""
     executor = Executor(dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, **changes)))
     try:
-        executor.prepare()
+        Captures(executor).start()
         assert set(executor.graphed.plans) == set(executor.graphed.keys), "a key could not be captured"
         yield executor
     finally:

@@ -21,6 +21,7 @@ import torch
 from ostinato.engine.attention import AttentionMetadata, AttentionShape, get_attention_backend
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.execution import Executor, LoadedModel, load_model
+from ostinato.engine.execution.captures import Captures
 from ostinato.engine.kvcache import LayerCache, allocate_caches
 from ostinato.engine.loop import EngineLoop
 from ostinato.engine.paging import PageAllocator
@@ -314,7 +315,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 def engine(loaded: LoadedModel, **changes: Any) -> Iterator[Executor]:
     executor = Executor(dataclasses.replace(loaded, config=dataclasses.replace(loaded.config, **changes)))
     try:
-        executor.prepare()
+        Captures(executor).start()
         assert set(executor.graphed.plans) == set(executor.graphed.keys), "a key could not be captured"
         yield executor
     finally:

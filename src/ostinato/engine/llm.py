@@ -116,7 +116,7 @@ class LLM:
         self._executor = self._graphs.executor
         self.partition = self._graphs.partition
         allocator = PageAllocator(self._executor.num_pages, self.config.page_size)
-        self._shaper = BatchShaper(**self._executor.bucket_sizes()) if self.config.shape_batches else None
+        self._shaper = BatchShaper(**self._graphs.captures.sizes()) if self.config.shape_batches else None
         scheduler = Scheduler(
             max_num_reqs=self.config.max_num_reqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
@@ -267,8 +267,8 @@ class LLM:
         "shadow" too, of `ShadowTurns.to_dict`.
         """
         executor = self._require_open()
-        plans = executor.graphed.plans.values()
-        graphed = executor.graphed
+        graphed, captures = executor.graphed, self._graphs.captures
+        plans = graphed.plans.values()
         config = dataclasses.asdict(self.config)
         config |= {
             "kv_tokens": executor.kv_tokens,
@@ -283,8 +283,8 @@ class LLM:
                 "segments": sum(plan.num_segments for plan in plans),
                 "pool_bytes": graphed.backend.memory().reserved_bytes,
                 "break_argument_bytes": graphed.break_argument_bytes().to_dict(),
-                "executables": {**graphed.backend.executables().to_dict(), "bytes": executor.executable_bytes},
-                "capture_seconds": executor.capture_seconds,
+                "executables": {**graphed.backend.executables().to_dict(), "bytes": captures.executable_bytes},
+                "capture_seconds": captures.seconds,
                 **({} if self._background is None else {"background": self._background.to_dict()}),
             },
             **({} if self._graphs.shadow is None else {"shadow": self._graphs.shadow.to_dict()}),
@@ -419,11 +419,11 @@ class LLM:
         if not isinstance(suggestion, SizeSuggestion):
             raise ConfigError(f"suggestion is a {type(suggestion).__name__}", fix="pass what suggest_sizes() returned")
         with self._lock:
-            executor = self._require_ready()
+            self._require_ready()
             self._loop.settle()
             report = self._graphs.resize(sizes=suggestion.sizes, decode_sizes=suggestion.decode_sizes, on_key=on_key)
             if self._shaper is not None:
-                self._shaper.follow(**executor.bucket_sizes())
+                self._shaper.follow(**self._graphs.captures.sizes())
             return report
 
     def capture_pending(self, *, max_seconds: float = float("inf")) -> int:

@@ -18,6 +18,7 @@ import torch
 from ostinato import LLM
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.execution import Executor, ShadowTurns, memory_budget
+from ostinato.engine.execution.captures import Captures
 from ostinato.engine.execution.kv_pool import KvPool
 from ostinato.engine.request import FinishReason, Request, SamplingParams
 from ostinato.errors import (
@@ -554,10 +555,10 @@ def test_a_failed_start_leaves_nothing(tiny_dir: Callable[[str], Path], monkeypa
     closed: list[Executor] = []
     close = Executor.close
 
-    def fails(self: Executor, **_: Any) -> None:
+    def fails(self: Captures, **_: Any) -> None:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(Executor, "prepare", fails)
+    monkeypatch.setattr(Captures, "start", fails)
     monkeypatch.setattr(Executor, "close", lambda self: (closed.append(self), close(self))[1])
     with pytest.raises(RuntimeError, match="planted"):
         LLM(str(tiny_dir("llama")), **SETTINGS)

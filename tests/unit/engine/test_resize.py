@@ -198,5 +198,5 @@ def test_batches_are_shaped_toward_the_new_sizes(model: str, monkeypatch: pytest
         suggestion = llm.suggest_sizes(**DRIFTED)
         assert suggestion.has_changes
         llm.apply_sizes(suggestion)
-        assert followed == [{"decode_sizes": [1, 8], "token_sizes": [4, 32]}, llm._require_open().bucket_sizes()]
+        assert followed == [{"decode_sizes": [1, 8], "token_sizes": [4, 32]}, llm._graphs.captures.sizes()]
         assert followed[0] != followed[1]

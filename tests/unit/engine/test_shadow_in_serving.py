@@ -185,7 +185,7 @@ def test_an_eager_run_that_fails_harms_no_request(
         lambda llm: llm.qualify(),
         lambda llm: llm.reload_weights(),
         lambda llm: llm.sleep(),
-        lambda llm: llm._require_open().resize(sizes=None, decode_sizes=(4,)),
+        lambda llm: llm._graphs.captures.resize(sizes=None, decode_sizes=(4,)),
     ],
     ids=["capture", "qualify", "reload", "sleep", "resize"],
 )
@@ -194,7 +194,7 @@ def test_an_eager_run_that_fails_harms_nothing_that_finishes_it(
 ) -> None:
     with LLM(tiny, **SETTINGS, shadow_every=1, shadow_share=0.0, capture="background", capture_share=0.0) as llm:
         executor = llm._require_open()
-        executor.capture_late(executor.graphed.pending[0])
+        llm._graphs.captures.capture_late(executor.graphed.pending[0])
         answers(llm)
         assert llm.stats()["shadow"]["waiting"] == 1
         with monkeypatch.context() as broken:

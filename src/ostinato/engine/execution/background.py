@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from ostinato.engine.execution.executor import Executor
+from ostinato.engine.execution.captures import Captures
 from ostinato.engine.execution.time_share import TimeShare
 from ostinato.runtime import CostTable, GraphKey, LiveBatch, TrafficHistogram, next_to_capture
 
@@ -25,10 +25,10 @@ _FIRST_GUESS_SECONDS: Final = 0.5  # of a capture, before one was timed: kernels
 
 
 class BackgroundCapture:
-    """Captures the pending keys of an executor.
+    """Captures what is pending, one key at a time.
 
     Args:
-        executor: serves already.
+        captures: of an executor that serves already.
         traffic: of an earlier start, if there was one: what is served now adds to it.
         share: of the time since serving began that captures may have taken while requests run.
         clock: seconds; the one of deadlines.
@@ -36,13 +36,14 @@ class BackgroundCapture:
 
     def __init__(
         self,
-        executor: Executor,
+        captures: Captures,
         *,
         share: float,
         traffic: TrafficHistogram | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._executor = executor
+        self._captures = captures
+        self._graphed = captures.executor.graphed
         self._traffic = {kind: Counter(getattr(traffic, kind, {})) for kind in ("decode", "mixed")}
         self._clock = clock
         self._time = TimeShare(share, first_guess_seconds=_FIRST_GUESS_SECONDS, clock=clock)
@@ -54,7 +55,7 @@ class BackgroundCapture:
     @property
     def num_pending(self) -> int:
         """Graphs that are still to come."""
-        return len(self._executor.graphed.pending)
+        return len(self._graphed.pending)
 
     def is_due(self, *, is_idle: bool, earliest_deadline: float) -> bool:
         """Whether to capture a graph now.
@@ -68,7 +69,7 @@ class BackgroundCapture:
 
     def capture_next(self, *, is_idle: bool) -> GraphKey | None:
         """Capture the graph that the traffic so far gains most from; None if it cannot be, or none is pending."""
-        graphed = self._executor.graphed
+        graphed = self._graphed
         pending = graphed.pending
         if not pending:
             return None
@@ -81,7 +82,7 @@ class BackgroundCapture:
             step_ms=None if costs is None else partial(_step_ms, costs),
         )
         began = self._clock()
-        is_captured = self._executor.capture_late(key)
+        is_captured = self._captures.capture_late(key)
         self._time.spend(self._clock() - began, is_idle=is_idle)
         self.num_captured += is_captured
         self.num_failed += not is_captured

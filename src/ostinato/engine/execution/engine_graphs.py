@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ostinato.engine.execution.background import BackgroundCapture
+from ostinato.engine.execution.captures import Captures
 from ostinato.engine.execution.costs import measure_costs, unmeasured_keys
 from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.graph_settings import why_sizes_end
@@ -59,6 +60,7 @@ class EngineGraphs:
             self._manifest, why_empty = CaptureManifest.open(loaded)
             self.reasons["manifest"] = why_empty or "used: what went wrong at the last start is left out"
         self.executor = Executor(loaded, sinks=sinks)
+        self.captures = Captures(self.executor)
         self.background: BackgroundCapture | None = None
         """Captures what is pending; None where all was captured at first and stays."""
         self.shadow = ShadowTurns(self.executor, share=config.shadow_share) if config.shadow_every else None
@@ -69,7 +71,7 @@ class EngineGraphs:
             self.executor.close()
             raise
         self.reasons |= why_sizes_end(config, self.executor.num_pages - 1)
-        self.sleep = EngineSleep(self.executor)
+        self.sleep = EngineSleep(self.captures)
         self.weights = EngineWeights(loaded, self.executor)
         self._save()
 
@@ -80,8 +82,8 @@ class EngineGraphs:
         decode_sizes: tuple[int, ...] | None,
         on_key: Callable[[GraphKey], None] | None,
     ) -> ResizeReport:
-        """See `Executor.resize`. Costs of new sizes are estimated from those beside them, and that is said."""
-        report = self.executor.resize(sizes=sizes, decode_sizes=decode_sizes, on_key=on_key)
+        """See `Captures.resize`. Costs of new sizes are estimated from those beside them, and that is said."""
+        report = self.captures.resize(sizes=sizes, decode_sizes=decode_sizes, on_key=on_key)
         costs = self.executor.graphed.costs
         unmeasured = [] if costs is None else unmeasured_keys(self.executor, costs)
         if unmeasured:
@@ -122,16 +124,16 @@ class EngineGraphs:
         if manifest is not None:
             graphed.leave_out(manifest.left_out(graphed.pending), why=f"says {config.manifest}")
         if config.capture == "background":
-            executor.prepare_later(graph_bytes=0 if manifest is None else manifest.graph_bytes(graphed.pending))
+            self.captures.start_later(graph_bytes=0 if manifest is None else manifest.graph_bytes(graphed.pending))
             self._await_weights(loaded)
             traffic = None if manifest is None else manifest.traffic
-            self.background = BackgroundCapture(executor, share=config.capture_share, traffic=traffic)
+            self.background = BackgroundCapture(self.captures, share=config.capture_share, traffic=traffic)
         else:
             self._await_weights(loaded)
             if config.on_moved == "recapture":
-                self.background = BackgroundCapture(executor, share=config.capture_share)
+                self.background = BackgroundCapture(self.captures, share=config.capture_share)
             with reporting(progress, "warm-up and capture", 2 * len(graphed.pending) or None, "passes") as bar:
-                executor.prepare(on_key=lambda _key: bar.advance(1))
+                self.captures.start(on_key=lambda _key: bar.advance(1))
         if config.dispatch == "measured":
             self._settle_costs(progress)
 
@@ -176,7 +178,7 @@ class EngineGraphs:
     def _save(self) -> None:
         if self._manifest is None:
             return
-        self._manifest.learn(self.executor)
+        self._manifest.learn(self.executor, self.captures.costs)
         try:
             self._manifest.save(Path(self._config.manifest or ""))
         except ConfigError as error:  # it would save time at the next start; nothing at hand is lost for it

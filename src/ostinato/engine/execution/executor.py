@@ -27,23 +27,19 @@ from ostinato.engine.attention import (
     set_forward_context,
 )
 from ostinato.engine.before_torch import finish_head_start
-from ostinato.engine.config import check_fits_cache
 from ostinato.engine.execution.batch_slots import batch_slots
 from ostinato.engine.execution.batch_writer import BatchWriter
 from ostinato.engine.execution.graph_settings import graph_settings
 from ostinato.engine.execution.kept_reads import KeptReads
 from ostinato.engine.execution.kv_pool import KvPool
 from ostinato.engine.execution.loading import LoadedModel
-from ostinato.engine.execution.memory_budget import SHARE_BEFORE_CAPTURE
 from ostinato.engine.execution.shadow import EngineShadow
-from ostinato.engine.execution.sizes import out_of_reach
 from ostinato.engine.execution.step_context import graph_metadata, live_metadata, made_up_metadata
 from ostinato.engine.execution.veto import why_no_full_graph
 from ostinato.engine.kernels.pinned_copy import KernelCopy, copies_by_kernel
 from ostinato.engine.kvcache import LayerCache
 from ostinato.engine.layers import FusedLinears, SamplingHead, feed_ids
 from ostinato.engine.layers.linear_table import LinearTable, load_table, table_key
-from ostinato.engine.layers.linear_tiles import ROW_BUCKETS
 from ostinato.engine.layers.linear_tuning import tune_linears
 from ostinato.engine.models import DecoderModel
 from ostinato.engine.models.linear_shapes import linear_shapes
@@ -52,15 +48,12 @@ from ostinato.engine.scheduler import ScheduledBatch
 from ostinato.engine.weights.cache import cache_root
 from ostinato.errors import EngineError, OutOfMemoryError
 from ostinato.runtime import (
-    CaptureCost,
     Decision,
     Graphed,
     GraphKey,
     HostSlots,
     Ledger,
     LiveBatch,
-    PlannedSizes,
-    ResizeReport,
     RuntimeMode,
     Veto,
 )
@@ -99,8 +92,8 @@ class Executor:
     """One model, its caches and its graphs. Used by one thread; close it to give the memory back.
 
     Args:
-        loaded: from `load_model`. Its weights may be on their way until `prepare`, or the first step after
-            `prepare_later`; they are waited for here where linear kernels are measured.
+        loaded: from `load_model`. Its weights may be on their way until a capture, or the first step; they are
+            waited for here where linear kernels are measured.
         sinks: receivers of telemetry events.
 
     Raises:
@@ -181,95 +174,16 @@ class Executor:
         self._rows_are_requests = False  # in such a graph
         self._has_shadow = config.shadow_every > 0
         self._kept_reads: KeptReads | None = None  # of the step that waits for its shadow
-        self.capture_seconds = 0.0
-        self.capture_costs: Mapping[GraphKey, CaptureCost] = {}
-        """What each captured key has taken of the device."""
         finish_head_start()  # its last ops on the device make way for steps and captures
 
-    def prepare_later(self, *, graph_bytes: int = 0) -> None:
-        """Serve at once, by eager steps; graphs come by `capture_late`.
-
-        Args:
-            graph_bytes: what they will take, if that is known; else the KV cache leaves room by a guess.
-        """
-        self.graphed.defer_capture()
-        if graph_bytes:
-            self._kv.settle(less_bytes=graph_bytes)
-        else:
-            self._kv.settle(share=SHARE_BEFORE_CAPTURE[self._device.type])
-        self._retire_out_of_reach()
-
-    def capture_late(self, key: GraphKey) -> bool:
-        """Warm up and capture ``key``, which is pending; whether that went well. No step may be in flight."""
-        self.finish_shadow()
-        try:
-            with torch.inference_mode():
-                report = self.graphed.capture_late([key])
-        finally:
-            self.leave_step()
-        self.capture_seconds += report.seconds
-        self.capture_costs = {**self.capture_costs, **report.costs}
-        return bool(report.captured)
-
-    def prepare(self, *, on_key: Callable[[GraphKey], None] | None = None) -> None:
-        """Compile, warm up and capture everything that serving needs; the KV cache gets what is left.
-
-        Args:
-            on_key: told of each key once it is warm and once it is captured.
-        """
-        try:
-            with torch.inference_mode():
-                self._attention.warm_up(self._shape)
-                self._sampling_head.warm_up(self._token_counts, self._shape.dtype, torch.float32)  # of processors
-        finally:
-            self.leave_step()
-        self.capture(on_key=on_key)
-        self._kv.settle()
-        self._retire_out_of_reach()
-
-    def capture(self, *, on_key: Callable[[GraphKey], None] | None = None) -> None:
-        """Warm up and capture every key that is pending; see `prepare`."""
-        try:
-            with torch.inference_mode():
-                self.graphed.warm_up(on_key=on_key)
-                if self.graphed.keys:
-                    report = self.graphed.capture(on_key=on_key)
-                    self.capture_seconds, self.capture_costs = report.seconds, report.costs
-                if self._device.type == "cuda":
-                    self._run_eager_steps()
-        finally:
-            self.leave_step()
-
-    def resize(
-        self,
-        *,
-        sizes: tuple[int, ...] | None,
-        decode_sizes: tuple[int, ...] | None,
-        on_key: Callable[[GraphKey], None] | None = None,
-    ) -> ResizeReport:
-        """Capture these sizes and give the others back; no step may be in flight.
-
-        Raises: what `Graphed.resize` does, and a `ConfigError` for sizes that the KV cache cannot hold.
-        """
-        planned = PlannedSizes.of(self.graphed.keys)
-        for name, chosen, now in (
-            ("decode_sizes", decode_sizes, planned.decode),
-            ("token_sizes", sizes, planned.mixed),
-        ):
-            new = tuple(sorted(set(chosen or ()) - set(now)))
-            check_fits_cache(name, new or None, num_pages=self.num_pages - 1, page_size=self._page_size)
-        self.finish_shadow()
-        try:
-            with torch.inference_mode():
-                report = self.graphed.resize(sizes=sizes, decode_sizes=decode_sizes, on_key=on_key)
-        finally:
-            self.leave_step()
-        self._forget_costs(report.retired)
-        self.capture_costs = {**self.capture_costs, **report.costs}
-        return report
+    def warm_up_kernels(self) -> None:
+        """Compile what steps launch, and run it once: kernels of attention, and of choosing tokens. Undone by
+        `leave_step`."""
+        self._attention.warm_up(self._shape)
+        self._sampling_head.warm_up(self._token_counts, self._shape.dtype, torch.float32)  # of processors
 
     def memory(self) -> Ledger:
-        """Bytes by owner, measured now; on CUDA "executables" may hold kernels that were loaded at capture."""
+        """Bytes by owner, measured now, without the executables of graphs (`Captures.memory`)."""
         ledger = Ledger()
         storages = [t.untyped_storage() for t in (*self._model.parameters(), *self._model.buffers())]
         ledger.enter("weights", sum({s.data_ptr(): s.nbytes() for s in storages}.values()))
@@ -279,13 +193,7 @@ class Executor:
         ledger.enter("attention workspaces", self._attention.workspace_bytes)
         for owner, num_bytes in self.graphed.memory().owners.items():
             ledger.enter(owner, num_bytes)
-        ledger.enter("executables", self.executable_bytes)
         return ledger
-
-    @property
-    def executable_bytes(self) -> int:
-        """What left the device beside the allocator at the captures: executables, and kernels loaded for them."""
-        return sum(cost.driver_bytes for cost in self.capture_costs.values())
 
     def execute(self, batch: ScheduledBatch) -> StepOutput:
         """Launch one step; waits for nothing on the device.
@@ -372,11 +280,6 @@ class Executor:
         chosen = self._last_ids[1 : 1 + logits.shape[0]]
         self._sampling_head(logits, settings, count_rows, self._token_counts, chosen)
         return logits
-
-    def bucket_sizes(self) -> dict[str, list[int]]:
-        """Planned sizes: "decode_sizes" in requests, "token_sizes" of mixed steps in tokens."""
-        planned = PlannedSizes.of(self.graphed.keys)
-        return {"decode_sizes": list(planned.decode), "token_sizes": list(planned.mixed)}
 
     def forget_requests(self) -> None:
         """Remember nothing of the batches that were launched so far; none of their requests comes back."""
@@ -471,30 +374,6 @@ class Executor:
         self._logits = None
         self._kv = None  # type: ignore[assignment]
         self._model = self._token_counts = None  # type: ignore[assignment]  # `execute` is refused before their use
-
-    def _run_eager_steps(self) -> None:
-        """Run the largest step that there can be, so that the allocator has memory for it, and one for each kernel of
-        linear layers: they may have no graph, and none should be compiled while requests wait."""
-        most = self.limits.max_num_batched_tokens
-        for num_tokens in (most, *(size for size in ROW_BUCKETS if size < most)):
-            key = GraphKey(runtime_mode=RuntimeMode.PIECEWISE, num_tokens=num_tokens)
-            args, kwargs = self.graphed.made_up_call(key)
-            hidden = self.forward(*args, **kwargs)
-            self._model.compute_logits(hidden[: self.limits.max_num_reqs])
-
-    def _retire_out_of_reach(self) -> None:
-        """Give up the sizes of steps that cannot be, now that the cache has its size. Of each kind the smallest that
-        holds the largest step stays, so that the peak has a graph."""
-        num_pages = self.num_pages - 1
-        out = out_of_reach(self.graphed.keys, num_pages=num_pages, page_size=self._page_size)
-        if out:
-            why = f"no step can be so large: the KV cache has {num_pages} pages of {self._page_size} tokens"
-            self.graphed.retire(out, why=why)
-            self._forget_costs(out)
-
-    def _forget_costs(self, retired: Sequence[GraphKey]) -> None:
-        gone = set(retired)
-        self.capture_costs = {key: cost for key, cost in self.capture_costs.items() if key not in gone}
 
     def _prepare(self, key: GraphKey) -> None:
         """Fresh metadata before each warm-up run and capture of ``key``."""

@@ -22,7 +22,7 @@ from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.execution.origin import origin_of
 from ostinato.errors import ConfigError
-from ostinato.runtime import GraphKey, Reason, TrafficHistogram
+from ostinato.runtime import CaptureCost, GraphKey, Reason, TrafficHistogram
 
 __all__ = ["CaptureManifest", "KeyVerdict", "Verdict"]
 
@@ -102,9 +102,9 @@ class CaptureManifest:
         known = {key: self.keys[str(key)].verdict for key in keys if str(key) in self.keys}
         return {key: reasons[verdict] for key, verdict in known.items() if verdict in reasons}
 
-    def learn(self, executor: Executor) -> None:
-        """Take in how the keys of ``executor`` stand, and what it has served."""
-        graphed, costs = executor.graphed, executor.capture_costs
+    def learn(self, executor: Executor, costs: Mapping[GraphKey, CaptureCost]) -> None:
+        """Take in how the keys of ``executor`` stand, what they have taken (``costs``), and what it has served."""
+        graphed = executor.graphed
         for key in graphed.keys:
             why = graphed.why_blocked(key)
             verdict = Verdict(_BLOCKED.get(why, "pending")) if why is not None else Verdict.CAPTURED

@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from ostinato.engine.attention import get_attention_backend
+from ostinato.engine.execution.captures import Captures
 from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.graph_settings import graph_settings
 from ostinato.engine.execution.loading import LoadedModel
@@ -95,8 +96,9 @@ def forecast_memory(
     planned = _planned_keys(loaded)
     executor = Executor(_with_samples(loaded, planned))
     try:
-        executor.prepare(on_key=on_key)
-        costs, owners = executor.capture_costs, dict(executor.memory().owners)
+        captures = Captures(executor)
+        captures.start(on_key=on_key)
+        costs, owners = captures.costs, dict(captures.memory().owners)
         available = available_bytes(loaded.device)
     finally:
         executor.close()
@@ -135,9 +137,10 @@ def _measure(
     """
     executor = Executor(_with(loaded, kv_tokens=kv_tokens))
     try:
-        executor.prepare(on_key=on_key)
+        captures = Captures(executor)
+        captures.start(on_key=on_key)
         counts = executor.graphed.backend.executables().to_dict()
-        return dict(executor.memory().owners), _device_view(loaded.device), counts
+        return dict(captures.memory().owners), _device_view(loaded.device), counts
     finally:
         executor.close()
 

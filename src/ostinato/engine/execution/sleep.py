@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ostinato.engine.execution.executor import Executor
+from ostinato.engine.execution.captures import Captures
 from ostinato.engine.execution.memory_budget import available_bytes
 from ostinato.errors import OutOfMemoryError, RuntimeStateError
 from ostinato.runtime import GraphKey, Reason
@@ -40,11 +40,12 @@ class EngineSleep:
     """Whether an engine sleeps, and what it needs to wake.
 
     Args:
-        executor: captured, or serving while captures are still to come.
+        captures: all made, or still to come while the executor serves.
     """
 
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
+    def __init__(self, captures: Captures) -> None:
+        self._captures = captures
+        self._executor = captures.executor
         self._before: dict[GraphKey, Reason | None] = {}
         self.is_asleep = False
         self.num_sleeps = 0
@@ -100,21 +101,20 @@ class EngineSleep:
         left_out = {key: why for key, why in before.items() if why in _STAYS}
         executor.graphed.leave_out(left_out, why="it was so before the engine slept")  # type: ignore[arg-type]
         if Reason.NOT_CAPTURED_YET not in before.values():
-            executor.capture(on_key=on_key)
+            self._captures.capture(on_key=on_key)
             executor.kv_pool.take_back()
             return
         executor.graphed.defer_capture()  # the others come in the background, as before
         executor.kv_pool.take_back()
         for key in [key for key, why in before.items() if why is None]:
-            executor.capture_late(key)
+            self._captures.capture_late(key)
             if on_key is not None:
                 on_key(key)
 
     def _give_back(self) -> int:
         """The bytes of the cache."""
         executor = self._executor
-        executor.graphed.release()
-        executor.capture_costs = {}
+        self._captures.release()
         executor.forget_requests()
         kv_bytes = executor.kv_pool.give_back()
         if executor.graphed.device.type == "cuda":

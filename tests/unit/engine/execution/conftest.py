@@ -18,6 +18,7 @@ from ostinato.engine.attention.torch_backend import TorchAttention
 from ostinato.engine.attention.torch_decode import attend_uniform
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.execution import Executor, load_model
+from ostinato.engine.execution.captures import Captures
 from ostinato.engine.execution.step_context import graph_metadata, live_metadata
 from ostinato.engine.kvcache import LayerCache
 from ostinato.engine.paging import PageAllocator
@@ -86,7 +87,7 @@ def open_executor(directory: Path, *, always: bool = False, **settings: Any) -> 
             name = "ostinato.engine.execution.executor.get_attention_backend"
             patch.setattr(name, lambda *_: AnyBatchAttention())
         executor = Executor(load_model(EngineConfig(model=str(directory), **{**SETTINGS, **settings})))
-    executor.prepare()
+    Captures(executor).start()
     return executor
 
 

@@ -16,13 +16,14 @@ def decode(n: int) -> GraphKey:
     return GraphKey(runtime_mode=RuntimeMode.FULL, num_tokens=n, num_reqs=n, uniform_query_len=1)
 
 
-class FakeExecutor:
+class FakeCaptures:
     """Captures take ``seconds`` of the clock each."""
 
     def __init__(self, *sizes: int) -> None:
         self.now = 100.0
         self.seconds = 0.1
         self.failing: set[int] = set()
+        self.executor = self
         self.graphed: Any = SimpleNamespace(
             pending=[decode(n) for n in sizes],
             plans={},
@@ -42,9 +43,9 @@ class FakeExecutor:
         return True
 
 
-def make(*sizes: int, share: float = 0.1) -> tuple[FakeExecutor, BackgroundCapture]:
-    executor = FakeExecutor(*sizes)
-    return executor, BackgroundCapture(executor, share=share, clock=executor.clock)  # type: ignore[arg-type]
+def make(*sizes: int, share: float = 0.1) -> tuple[FakeCaptures, BackgroundCapture]:
+    captures = FakeCaptures(*sizes)
+    return captures, BackgroundCapture(captures, share=share, clock=captures.clock)  # type: ignore[arg-type]
 
 
 def is_due(background: BackgroundCapture, *, is_idle: bool = False, deadline: float = math.inf) -> bool:
@@ -52,58 +53,58 @@ def is_due(background: BackgroundCapture, *, is_idle: bool = False, deadline: fl
 
 
 def test_beside_requests_captures_keep_to_their_share() -> None:
-    executor, background = make(*range(1, 101))
+    captures, background = make(*range(1, 101))
     spent = 0.0
     for _ in range(4000):
-        executor.now += 0.01  # a step
+        captures.now += 0.01  # a step
         if is_due(background):
             background.capture_next(is_idle=False)
-            spent += executor.seconds
-            assert spent <= 0.1 * (executor.now - 100.0)
-    assert spent > 0.05 * (executor.now - 100.0), "and they use it"
+            spent += captures.seconds
+            assert spent <= 0.1 * (captures.now - 100.0)
+    assert spent > 0.05 * (captures.now - 100.0), "and they use it"
 
 
 def test_none_while_there_is_no_share() -> None:
-    executor, background = make(1, 2, share=0.0)
-    executor.now += 1e6
+    captures, background = make(1, 2, share=0.0)
+    captures.now += 1e6
     assert not is_due(background)
     assert is_due(background, is_idle=True), "but while nothing runs"
 
 
 def test_idle_time_gives_no_credit() -> None:
-    executor, background = make(1, 2)
-    executor.now += 1.0
+    captures, background = make(1, 2)
+    captures.now += 1.0
     assert not is_due(background)
     is_due(background, is_idle=True)
-    executor.now += 1e6
+    captures.now += 1e6
     assert not is_due(background), "requests are back after a long night"
-    executor.now += 5.0
+    captures.now += 5.0
     assert is_due(background)
 
 
 @pytest.mark.parametrize(("seconds_left", "expected"), [(0.3, False), (0.5, True), (math.inf, True)])
 def test_no_capture_comes_before_a_deadline(seconds_left: float, expected: bool) -> None:
-    executor, background = make(1, 2, 3)
+    captures, background = make(1, 2, 3)
     background.capture_next(is_idle=True)
-    executor.now += 1000.0
+    captures.now += 1000.0
     assert background.expected_seconds == pytest.approx(0.2)
-    assert is_due(background, deadline=executor.now + seconds_left) is expected
+    assert is_due(background, deadline=captures.now + seconds_left) is expected
 
 
 def test_the_traffic_decides_which_is_next() -> None:
-    executor, background = make(16, 8, 4)
-    executor.graphed.counters.decode_sizes = {3: 100, 12: 1}
-    executor.graphed.costs = SimpleNamespace(
+    captures, background = make(16, 8, 4)
+    captures.graphed.counters.decode_sizes = {3: 100, 12: 1}
+    captures.graphed.costs = SimpleNamespace(
         cost_ms=lambda live, key: {16: 2.0, 8: 1.9, 4: 0.5}[key.num_tokens] if key is not None else 2.0
     )
     assert background.capture_next(is_idle=True) == decode(4)
-    executor.graphed.costs = None
+    captures.graphed.costs = None
     assert background.capture_next(is_idle=True) == decode(16)
 
 
 def test_progress_is_told_and_failures_are_not_tried_again() -> None:
-    executor, background = make(4, 2)
-    executor.failing = {4}
+    captures, background = make(4, 2)
+    captures.failing = {4}
     assert background.to_dict() == {"pending": 2, "captured": 0, "failed": 0, "seconds": 0.0, "stopped_by": None}
     assert background.capture_next(is_idle=True) is None
     assert background.capture_next(is_idle=True) == decode(2)

@@ -15,6 +15,7 @@ import torch
 
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.execution import Executor, load_model
+from ostinato.engine.execution.captures import Captures
 from ostinato.engine.layers.linear_table import LinearTable
 from ostinato.engine.layers.linear_tiles import LinearShape
 from ostinato.engine.request import SamplingParams
@@ -58,9 +59,10 @@ def test_progress_is_told_of_each_key_twice(tiny_dir: Callable[[str], Path], mak
     config = EngineConfig(model=str(tiny_dir("llama")), max_num_batched_tokens=16, **settings)
     executor = Executor(load_model(config))
     told: list[GraphKey] = []
-    executor.prepare(on_key=told.append)
+    captures = Captures(executor)
+    captures.start(on_key=told.append)
     keys = executor.graphed.keys
-    assert len(keys) == 3 and told == keys + keys and executor.capture_seconds > 0
+    assert len(keys) == 3 and told == keys + keys and captures.seconds > 0
     executor.close()
 
 
@@ -299,7 +301,7 @@ def test_every_linear_kernel_runs_before_requests_come(
 
     monkeypatch.setattr(model, "compute_logits", logits)
     with torch.inference_mode():
-        executor._run_eager_steps()  # as `capture` does on CUDA
+        Captures(executor)._run_eager_steps()  # as `capture` does on CUDA
     assert ran == steps
     executor.leave_step()
     executor.close()

@@ -83,7 +83,7 @@ def test_a_cache_that_gets_less_gives_up_sizes_that_no_step_can_have(
         closed = {event.key for event in sink.events if isinstance(event, GraphClosed)}
         assert closed == ({event.key for event in dropped} if capture == "eager" else set())
         llm.capture_pending()
-        assert set(executor.capture_costs) == set(executor.graphed.keys) == set(executor.graphed.plans)
+        assert set(llm._graphs.captures.costs) == set(executor.graphed.keys) == set(executor.graphed.plans)
         assert [output.token_ids for output in llm.generate(PROMPTS, PARAMS)] == expected
 
 

@@ -16,6 +16,7 @@ from ostinato import LLM
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.execution import EngineGraphs, Executor, engine_graphs, load_model
 from ostinato.engine.execution import executor as executor_module
+from ostinato.engine.execution.captures import Captures
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.layers.linear_table import LinearTable
 from ostinato.engine.request import SamplingParams
@@ -109,8 +110,11 @@ def test_it_is_made_meanwhile_and_waits_before_anything_counts(
 ) -> None:
     """Not one weight is there when the executor is; if anybody had waited before, nobody would open the gate."""
     noted(monkeypatch, gate, LoadedModel, "await_weights", opens=True)
-    for name in ("prepare_later", "prepare", "capture_late", "launch", "forward"):
-        noted(monkeypatch, gate, Executor, name)
+    for owner, name in (
+        (Captures, "start_later"), (Captures, "start"), (Captures, "capture_late"), (Executor, "launch"),
+        (Executor, "forward"),
+    ):  # fmt: skip
+        noted(monkeypatch, gate, owner, name)
     real_close = parallel_copy.TensorCopies.close
     monkeypatch.setattr(
         parallel_copy.TensorCopies, "close", lambda copies: (real_close(copies), gate.log.append("all there"))[0]
@@ -118,7 +122,7 @@ def test_it_is_made_meanwhile_and_waits_before_anything_counts(
     with LLM(folder, **{**SETTINGS, **start}) as llm:
         assert answers(llm) == expected
     before = gate.log[: gate.log.index("all there")]
-    later = ["prepare_later"] if start.get("capture") == "background" else []
+    later = ["start_later"] if start.get("capture") == "background" else []
     assert before == [*later, "opened", "await_weights"]
     assert threads() == []
 
