@@ -1,20 +1,25 @@
-"""What an MLP above 128 rows takes of a device's memory, and that gating in place changes no bit."""
+"""What a layer above 128 rows takes of a device's memory, and that gating in place changes no bit."""
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
 
-from ostinato.engine.layers import FusedLinears, GatedMLP
+from ostinato.engine.layers import FusedLinears, GatedMLP, attention
 from ostinato.engine.layers.mlp import silu_mul
+from ostinato.engine.models import ModelConfig
+from ostinato.engine.models.decoder_layer import DecoderLayer
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.skipif(find_spec("triton") is None, reason="needs triton"),
 ]
+SHAPES = Path(__file__).parents[2] / "benchmarks" / "models"
 DEVICE, BF16, F16, F32 = "cuda", torch.bfloat16, torch.float16, torch.float32
 MIB = 1 << 20
 SLACK = 40 * MIB  # a workspace of cuBLAS that is allocated for one product; less than any tensor that is looked for
@@ -50,6 +55,20 @@ def test_a_gated_mlp_takes_gate_and_up_and_its_result(has_bias):
     x = torch.randn(rows, hidden, device=DEVICE, dtype=BF16)
     peak = peak_bytes(lambda: linears.split_linear(linears.gated_linear(x, mlp.gate_up), mlp.down))
     expected = rows * (2 * inner + hidden) * 2
+    assert expected <= peak <= expected + SLACK, f"{peak / MIB:.1f} MiB"
+
+
+def test_a_layer_takes_gate_and_up_and_a_stream(monkeypatch):
+    """Beside the addend and the residual that the caller holds; the residual is added to in place."""
+    monkeypatch.setattr(attention, "rotary_paged_attention", lambda *args: None)
+    config = ModelConfig.from_hf(json.loads((SHAPES / "llama-3.2-1b" / "config.json").read_text()))
+    layer = filled(DecoderLayer(config, 0).to(DEVICE, BF16))
+    layer.attention.fuses_rotary = True
+    rows, hidden = 16384, config.hidden_size
+    addend, residual = (torch.randn(rows, hidden, device=DEVICE, dtype=BF16) for _ in range(2))
+    rotary = torch.zeros(rows, config.head_dim, device=DEVICE)
+    expected = rows * (2 * config.intermediate_size + hidden) * 2
+    peak = peak_bytes(lambda: layer(addend, residual, rotary))
     assert expected <= peak <= expected + SLACK, f"{peak / MIB:.1f} MiB"
 
 
