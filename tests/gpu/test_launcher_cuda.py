@@ -134,11 +134,11 @@ def norm(rows):
     return run
 
 
-def silu(rows):
+def silu(rows, *, is_in_place=False):
     def run(random):
         from ostinato.engine.layers.triton.silu_mul import launch_silu_mul
 
-        return (launch_silu_mul(random(rows, 512)),)
+        return (launch_silu_mul(random(rows, 512), is_in_place=is_in_place),)
 
     return run
 
@@ -203,7 +203,7 @@ KERNELS = {
         attention([1], [700], uniform=1, spare_rows=3),
     ],
     "rms norm": [norm(5), norm(1), norm(16)],
-    "silu mul": [silu(5), silu(1), silu(16)],
+    "silu mul": [silu(5), silu(1), silu(16), silu(5, is_in_place=True)],
     "vector linear": [linear(1)],
     "matrix linear": [linear(2), linear(16), linear(17)],
     "argmax": [argmax(1), argmax(16), argmax(5)],

@@ -80,11 +80,15 @@ class FusedLinears:
         return out
 
     def gated_linear(self, x: Tensor, gate_up: Linear) -> Tensor:
-        """As `norm_gated_linear` without the norm, for any number of rows."""
+        """As `norm_gated_linear` without the norm, for any number of rows.
+
+        Where the next product is torch's too, it lies in the memory of gate and up, rows twice its width apart: torch
+        multiplies by such rows as they are, a kernel of ours would have to copy them.
+        """
         columns = gate_up.weight.shape[0] // 2
         tiles = self._tiles(LinearKind.GATED_LINEAR, x, columns)
         if tiles is None:
-            return silu_mul(gate_up(x))
+            return silu_mul(gate_up(x), is_in_place=not takes_linear_kernels(x))
         out = x.new_empty((x.shape[0], columns))
         self._launch_rows(x, gate_up.weight, out, tiles, bias=gate_up.bias, is_gated=True)
         return out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
@@ -11,13 +12,21 @@ from ostinato.engine.layers.linear import Linear
 __all__ = ["GatedMLP", "silu_mul"]
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """[num_tokens, 2 * size] -> [num_tokens, size]: SiLU of the first half times the second."""
+def silu_mul(gate_up: Tensor, *, is_in_place: bool = False) -> Tensor:
+    """SiLU of the first half times the second: [num_tokens, 2 * size] -> [num_tokens, size].
+
+    Args:
+        gate_up: contiguous.
+        is_in_place: write it over the first half and give that, a view whose rows are 2 * size apart. Not while a
+            compiler traces: it places values itself, and would copy the whole to imitate a write into a part.
+    """
     if takes_triton(gate_up):
         from ostinato.engine.layers.triton.silu_mul import launch_silu_mul
 
-        return launch_silu_mul(gate_up)
+        return launch_silu_mul(gate_up, is_in_place=is_in_place)
     gate, up = gate_up.chunk(2, dim=-1)
+    if is_in_place and not torch.compiler.is_compiling():
+        return silu(gate, inplace=True).mul_(up)
     return silu(gate) * up
 
 

@@ -42,14 +42,17 @@ class DecoderLayer(nn.Module):
         if addend is None and takes_one_row_path(residual):
             return None, self._forward_one_row(residual, rotary)
         linears, attention, mlp = self.linears, self.attention, self.mlp
+        # One name for what flows through: with a name each, all of it would live until the block ends.
         if addend is None:
-            normed = self.attention_norm(residual)
+            x = self.attention_norm(residual)
         else:
-            normed, residual = self.attention_norm.add(addend, residual)
-        qkv = linears.linear(normed, attention.qkv.weight, attention.qkv.bias)
-        addend = linears.split_linear(attention.attend(qkv, rotary), attention.out)
-        normed, residual = self.mlp_norm.add(addend, residual)
-        return linears.split_linear(linears.gated_linear(normed, mlp.gate_up), mlp.down), residual
+            x, residual = self.attention_norm.add(addend, residual)
+        x = linears.linear(x, attention.qkv.weight, attention.qkv.bias)
+        x = attention.attend(x, rotary)
+        x = linears.split_linear(x, attention.out)
+        x, residual = self.mlp_norm.add(x, residual)
+        x = linears.gated_linear(x, mlp.gate_up)
+        return linears.split_linear(x, mlp.down), residual
 
     def _forward_one_row(self, residual: Tensor, rotary: Tensor) -> Tensor:
         """The same in five launches instead of seven; the stream is updated in place."""

@@ -201,3 +201,13 @@ def test_rms_norm(size):
 def test_silu_mul(size):
     gate_up = torch.randn(3, 2 * size)
     torch.testing.assert_close(launch_silu_mul(gate_up), silu_mul(gate_up))
+
+
+@pytest.mark.parametrize("size", [48, 1536])
+def test_silu_mul_in_place_is_the_same_over_the_gates_half(size):
+    gate_up = torch.randn(3, 2 * size)
+    expected, up = launch_silu_mul(gate_up), gate_up[:, size:].clone()
+    out = launch_silu_mul(gate_up, is_in_place=True)
+    assert torch.equal(out, expected)
+    assert out.data_ptr() == gate_up.data_ptr() and out.stride() == (2 * size, 1)
+    assert torch.equal(gate_up[:, size:], up), "the other half stays"

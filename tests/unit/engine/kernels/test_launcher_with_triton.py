@@ -130,7 +130,8 @@ def silu():
 
     memory = torch.zeros(4 * 512 + 1, dtype=BF16)
     for offset in (0, 1):
-        launch_silu_mul(memory[offset : offset + 4 * 512].view(4, 512))
+        for is_in_place in (False, True):
+            launch_silu_mul(memory[offset : offset + 4 * 512].view(4, 512), is_in_place=is_in_place)
 
 
 def linears():

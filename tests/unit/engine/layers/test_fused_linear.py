@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.nn.functional import silu
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ostinato.engine.layers import FusedLinears, GatedMLP, Linear, RMSNorm, fused_linear, takes_one_row_path
 from ostinato.engine.layers.linear_table import LinearTable
 from ostinato.engine.layers.linear_tiles import LinearKind, LinearTiles
+from ostinato.engine.layers.mlp import silu_mul
 
 
 @pytest.fixture
@@ -109,6 +111,56 @@ def test_tiles_that_a_device_has_no_room_for_are_left_to_cublas(as_on_cuda, monk
     monkeypatch.setattr(fused_linear, "_shared_bytes_of", lambda device: needed)
     with pytest.raises(Launched):
         FusedLinears(Spy(tiles)).linear(x, layer.weight)
+
+
+def test_gated_rows_beyond_our_kernels_lie_in_the_memory_of_gate_and_up(as_on_cuda):
+    """A kernel of ours would copy such rows, so what may reach one is contiguous, whoever made gate and up."""
+    gate_up, linears = filled(Linear(8, 10)), FusedLinears(Spy())
+    x = torch.randn(129, 8)
+    gate, up = gate_up(x).chunk(2, dim=-1)
+    out = linears.gated_linear(x, gate_up)
+    assert torch.equal(out, silu(gate) * up)
+    assert out.stride() == (10, 1) and out.untyped_storage().nbytes() == 129 * 10 * 4
+    assert linears.gated_linear(x[:128], gate_up).is_contiguous()
+
+
+class Ops(TorchDispatchMode):
+    """Names of the ops that reach a device, those that torch makes of a composite one."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_torch_multiplies_by_rows_that_lie_apart_without_a_copy(linears, has_bias):
+    mlp = filled(GatedMLP(8, 12, has_bias=has_bias))
+    x = torch.randn(200, 8)
+    expected = mlp.down(silu_mul(mlp.gate_up(x)))
+    with Ops() as ops:  # where gradients are recorded, linear comes as what it is made of
+        out = linears.split_linear(linears.gated_linear(x, mlp.gate_up), mlp.down)
+    product = "addmm" if has_bias else "mm"
+    moves = [name for name in ops.names if name not in ("t", "transpose", "split", "detach", "slice")]
+    assert moves == [product, "silu_", "mul_", product]
+    torch.testing.assert_close(out, expected)
+
+
+def test_a_traced_mlp_writes_nothing_in_place(linears):
+    mlp, graphs = filled(GatedMLP(8, 12, has_bias=False)), []
+
+    def keep(graph, inputs):
+        graphs.append(graph.print_readable(print_output=False))
+        return graph.forward
+
+    x = torch.randn(200, 8)
+    with torch.no_grad():
+        traced = torch.compile(lambda x: linears.gated_linear(x, mlp.gate_up), backend=keep, fullgraph=True)
+        assert torch.equal(traced(x), linears.gated_linear(x, mlp.gate_up))
+    assert "silu" in graphs[0] and "mul_" not in graphs[0] and "inplace = True" not in graphs[0]
 
 
 def test_a_cpu_never_takes_the_path_of_one_row():

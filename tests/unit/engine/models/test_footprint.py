@@ -36,6 +36,6 @@ def test_known_numbers_of_the_1b_shape() -> None:
     assert found["KV cache, a token"].num_bytes == 2 * 16 * 8 * 64 * 2 == 32 * 1024
     assert found["logits, a row"].num_bytes == 128_256 * 2
     assert found["QKV, a token"].num_bytes == (32 + 16) * 64 * 2
-    assert found["MLP, a token"].num_bytes == 3 * 8192 * 2
+    assert found["MLP, a token"].num_bytes == 2 * 8192 * 2
     assert found["KV cache, a token"].formula == "2 x 16 layers x 8 KV heads x 64 x 2 bytes"
     assert "head" not in found, "it is tied to the embedding"
