@@ -27,7 +27,7 @@ _COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "checks": ("callable", "guards", "watched", "decide_us", "guards_us", "both_us", "both_us_spread"),
     "dispatch": (
         "mode", "kind", "ladder", "sizes", "weighed", "one_way", "worst_percent", "worst_at", "mean_percent",
-        "over_percent", "order_worst_percent", "order_mean_percent",
+        "over_percent", "typical_worst_percent", "typical_over_percent", "order_worst_percent", "order_mean_percent",
     ),
     "executables": (
         "executables", "kind", "graphs", "segments", "num_executables", "nodes", "executable_bytes", "sizes",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from ostinato.bench.end_to_end import decode_host_us
 from ostinato.bench.peers import registry
 from ostinato.bench.run import Run
 from ostinato.bench.scenarios import decode, startup
-from ostinato.bench.scenarios.dispatch import extended, judged, kinds_of_steps, least, losses
+from ostinato.bench.scenarios.dispatch import extended, judged, kinds_of_steps, losses, over
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.text import TextState
 from ostinato.errors import ConfigError, RequestError
@@ -167,9 +168,12 @@ def test_dispatch(model: Path) -> None:
     assert any("timed one by one" in note for note in found.notes), "as a CPU runs them"
     for row in found.rows:
         assert row["worst_percent"] + 0.01 >= row["mean_percent"] >= 0 and row["order_worst_percent"] >= 0
+        assert row["typical_worst_percent"] + 0.01 >= row["typical_mean_percent"] >= 0
         assert sum(count for name, count in row.items() if name.startswith("num_")) == row["sizes"]
     decided, judging = (CostTable.from_dict(found.extra["costs"]["auto"][name]) for name in ("decided", "judged"))
     assert len(decided.samples) == len(judging.samples) > 0 and decided != judging
+    measured = [CostTable.from_dict(each) for each in found.extra["costs"]["auto"]["measurements"]]
+    assert len(measured) == 3 and over(measured, min) == judging
 
 
 def test_requests_beyond_the_slots_of_full_graphs_are_judged_apart() -> None:
@@ -251,8 +255,11 @@ def test_disturbed_measurements_judge_nobody() -> None:
     def table(*ms: float) -> CostTable:
         return CostTable(tuple(CostSample(kind=BatchKind(), way="eager", size=n, ms=t) for n, t in enumerate(ms, 1)))
 
-    assert least([table(1.0, 9.0), table(9.0, 2.1), table(1.1, 9.0)]) == table(1.0, 2.1)
-    assert least([table(1.0), table(9.0, 2.1)]) == table(1.0, 2.1), "eager between buckets may be timed in some alone"
+    tables = [table(1.0, 9.0), table(9.0, 2.1), table(1.1, 9.5)]
+    assert over(tables, min) == table(1.0, 2.1) and over(tables, statistics.median) == table(1.1, 9.0)
+    assert over([table(1.0), table(9.0, 2.1)], min) == table(1.0, 2.1), (
+        "eager between buckets may be timed in some alone"
+    )
 
 
 def test_segments(model: Path) -> None:
