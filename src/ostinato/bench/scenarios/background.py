@@ -1,7 +1,7 @@
 """``background``: a steady load on an engine that captures between its steps, and on one that captures first.
 
 Requests come at a rate from the moment at which an engine answers, until nothing is pending and some seconds more;
-the engine that captures first gets the same load for as long. Every half second in which anything happened, counted
+the engine that captures first gets the same ones. Every half second in which anything happened, counted
 from the engine's start, is a row: which share of the steps ran on graphs, how many graphs came, what requests waited.
 Then a row for the whole load, and for background one for the seconds after the last graph: its hit rate is to be that
 of the other engine.
@@ -40,8 +40,8 @@ class _Watch:
     llm: LLM
     after_seconds: float
     most_seconds: float
-    is_for_graphs: bool
-    """Whether the load ends some time after the last graph; else at ``most_seconds``."""
+    ends_load: bool
+    """Whether the load ends, some time after the last graph or at ``most_seconds``; else with its last request."""
     seen: list[tuple[float, Coverage]]
     settled_at: float | None = None
 
@@ -54,8 +54,8 @@ class _Watch:
                 self.seen.append((now, coverage))
             elif now - self.seen[-1][0] >= _WINDOW_S:
                 self.seen.append((now, coverage))
-        is_done = self.is_for_graphs and self.settled_at is not None and now - self.settled_at >= self.after_seconds
-        return not is_done and now < self.most_seconds
+        is_settled = self.settled_at is not None and now - self.settled_at >= self.after_seconds
+        return not (self.ends_load and (is_settled or now >= self.most_seconds))
 
 
 def check(run: Run) -> None:
@@ -74,20 +74,19 @@ def measure(run: Run) -> None:
     run.evidence.note("part settled: after the last graph of background capture")
     for mode in run.config.modes or ("auto",):
         for rate in run.choose(run.config.rates, cuda=(50.0,), cpu=(20.0,)):
-            seconds: float | None = None
+            num_requests: int | None = None
             for capture in ("background", "eager"):
                 with run.variant(f"{mode} {rate:g}/s {capture}"):
-                    seconds = _serve(run, mode, rate, capture, seconds)
+                    num_requests = _serve(run, mode, rate, capture, num_requests)
 
 
-def _serve(run: Run, mode: str, rate: float, capture: str, seconds: float | None) -> float:
-    """Add the rows of one engine; for how long its load came. ``seconds``: how long it is to come."""
+def _serve(run: Run, mode: str, rate: float, capture: str, num_requests: int | None) -> int:
+    """Add the rows of one engine; how many requests it got. ``num_requests``: so many it gets; None: see `_Watch`."""
     prompt_tokens, output_tokens = _sizes(run)
     kind = run.target.device.type
-    most_seconds = _MOST_S[kind] if seconds is None else seconds
     requests = poisson_requests(
         rate=rate,
-        num_requests=max(2, round(1.5 * rate * most_seconds)),
+        num_requests=num_requests or max(2, round(1.5 * rate * _MOST_S[kind])),
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         seed=run.config.seed,
@@ -104,8 +103,8 @@ def _serve(run: Run, mode: str, rate: float, capture: str, seconds: float | None
         watch = _Watch(
             llm=llm,
             after_seconds=_AFTER_S[kind],
-            most_seconds=most_seconds,
-            is_for_graphs=seconds is None,
+            most_seconds=_MOST_S[kind],
+            ends_load=num_requests is None,
             seen=[(0.0, coverage_of(llm))],
         )
         served, all_seconds = serve(llm, requests, lambda _n: next(prompts), goes_on=watch)
@@ -126,7 +125,7 @@ def _serve(run: Run, mode: str, rate: float, capture: str, seconds: float | None
             after_s = {"settled_s": round(start_seconds + watch.settled_at, 3)}
             waits = _waits(served, watch.settled_at, all_seconds)
             run.evidence.add(row | {"part": "settled"} | after_s | _facts(settled, last) | waits)
-    return max((one.at_seconds for one in served), default=most_seconds)
+    return len(served)
 
 
 def _facts(before: Coverage, after: Coverage) -> dict[str, Any]:
