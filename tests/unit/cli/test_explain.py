@@ -229,6 +229,17 @@ def test_costs_of_another_device(
     assert json.loads(costs.read_text()) == document
 
 
+def test_an_absent_device_is_told_in_options(
+    ostinato_command: Command, capsys: Capture, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert ostinato_command("explain", "--model", model, "--device", "cuda") == 2
+    err = capsys.readouterr().err
+    assert "error OST102: " in err and "use --device cpu (simulated graphs)" in err
+
+
 def test_costs_that_are_not_there(ostinato_command: Command, capsys: Capture, model: str, tmp_path: Path) -> None:
     args = ["explain", "--model", model, "--load-format", "dummy", "--device", "cpu", "--decode", "2", *LIMITS]
     assert ostinato_command(*args, "--costs", str(tmp_path / "costs.json")) == 2
