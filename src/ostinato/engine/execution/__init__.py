@@ -12,6 +12,7 @@ from ostinato.engine.execution.qualify import qualify_steps
 from ostinato.engine.execution.reload import ReloadReport
 from ostinato.engine.execution.shadow_turns import ShadowTurns
 from ostinato.engine.execution.sleep import SleepReport
+from ostinato.engine.execution.step_lock import StepLock
 from ostinato.engine.execution.step_query import StepQuery
 from ostinato.engine.execution.stored_costs import StoredCosts
 from ostinato.runtime import (
@@ -43,6 +44,7 @@ __all__ = [
     "ShadowTurns",
     "SizeSuggestion",
     "SleepReport",
+    "StepLock",
     "StepQuery",
     "StoredCosts",
     "examine_steps",

@@ -89,10 +89,26 @@ def test_an_index_past_the_last_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     assert find_device("auto") == find_device("cuda") == torch.device("cuda", 1)
-    assert find_device("cuda:0") == torch.device("cuda", 0)
+    assert find_device("cuda:1") == torch.device("cuda", 1)
     with pytest.raises(DeviceUnavailableError, match="cuda:2") as caught:
         find_device("cuda:2")
     assert "cuda:1" in caught.value.fix
+
+
+@pytest.mark.parametrize(("visible", "outside"), [(None, "1"), ("", "1"), ("6, 7", "7"), ("6", "1")])
+def test_a_device_that_is_not_the_current_one(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, outside: str
+) -> None:
+    """Kernels would be launched on the other."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    with pytest.raises(DeviceUnavailableError, match="cuda:1 asked for, and the current device is cuda:0") as caught:
+        find_device("cuda:1")
+    assert f"CUDA_VISIBLE_DEVICES={outside} " in caught.value.fix and "set_device(1)" in caught.value.fix
 
 
 def test_the_device_is_looked_at_before_the_model() -> None:
