@@ -21,6 +21,7 @@ from ostinato._whole_file import replace_file
 from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.execution.origin import origin_of
+from ostinato.engine.execution.reload import EngineWeights
 from ostinato.errors import ConfigError
 from ostinato.runtime import GraphKey, Reason, TrafficHistogram
 
@@ -102,8 +103,10 @@ class CaptureManifest:
         known = {key: self.keys[str(key)].verdict for key in keys if str(key) in self.keys}
         return {key: reasons[verdict] for key, verdict in known.items() if verdict in reasons}
 
-    def learn(self, executor: Executor) -> None:
-        """Take in how the keys of ``executor`` stand, and what it has served."""
+    def learn(self, executor: Executor, weights: EngineWeights) -> None:
+        """Take in how the keys of ``executor`` stand, and what it has served; it is of the ``weights`` that serve now,
+        which may have been reloaded."""
+        self.origin |= {"model": weights.source, "weights": weights.weights_id}
         graphed, costs = executor.graphed, executor.capture_costs
         for key in graphed.keys:
             why = graphed.why_blocked(key)

@@ -21,9 +21,10 @@ from ostinato.runtime import driver_version, hardware_name
 __all__ = ["origin_of"]
 
 _NO_PART: Final = frozenset(
-    {"manifest", "seed", "capture", "capture_share", "costs", "dispatch", "overlap", "on_moved", "shadow_share"}
+    {"model", "manifest", "seed", "capture", "capture_share", "costs"}
+    | {"dispatch", "overlap", "on_moved", "shadow_share"}
 )
-"""Settings that change no graph."""
+"""Settings that change no graph, and the one that is a fact of its own."""
 
 
 def origin_of(loaded: LoadedModel) -> dict[str, str]:
