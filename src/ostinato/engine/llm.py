@@ -19,6 +19,7 @@ from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.execution import (
     CostTable,
     Decision,
+    DeviceLock,
     EngineGraphs,
     Executor,
     GraphKey,
@@ -29,7 +30,6 @@ from ostinato.engine.execution import (
     ResizeReport,
     SizeSuggestion,
     SleepReport,
-    StepLock,
     StepQuery,
     load_model,
     qualify_steps,
@@ -99,7 +99,7 @@ class LLM:
             settings["model"] = model
         self._executor: Executor | None = None
         loaded = load_model(dataclasses.replace(base, **settings), progress=progress, waits=False)
-        self._lock = StepLock(loaded.device)  # of steps, and of whatever else changes the loop
+        self._lock = DeviceLock(loaded.device)  # of steps, and of whatever else changes the loop
         self.config = loaded.config
         self.tokenizer: Tokenizer | None = loaded.tokenizer
         self._reasons = loaded.reasons

@@ -2,6 +2,7 @@
 
 from ostinato.engine.execution.background import BackgroundCapture
 from ostinato.engine.execution.costs import measure_costs
+from ostinato.engine.execution.device_lock import DeviceLock
 from ostinato.engine.execution.engine_graphs import EngineGraphs
 from ostinato.engine.execution.examine import examine_steps
 from ostinato.engine.execution.executor import Executor
@@ -12,7 +13,6 @@ from ostinato.engine.execution.qualify import qualify_steps
 from ostinato.engine.execution.reload import ReloadReport
 from ostinato.engine.execution.shadow_turns import ShadowTurns
 from ostinato.engine.execution.sleep import SleepReport
-from ostinato.engine.execution.step_lock import StepLock
 from ostinato.engine.execution.step_query import StepQuery
 from ostinato.engine.execution.stored_costs import StoredCosts
 from ostinato.runtime import (
@@ -44,7 +44,7 @@ __all__ = [
     "ShadowTurns",
     "SizeSuggestion",
     "SleepReport",
-    "StepLock",
+    "DeviceLock",
     "StepQuery",
     "StoredCosts",
     "examine_steps",

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from ostinato.engine.execution import StepLock
+from ostinato.engine.execution import DeviceLock
 
 
 class Devices(threading.local):
@@ -30,7 +30,7 @@ def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
 
 
 def test_each_thread_is_on_the_device_while_it_holds_the_lock(devices: Devices) -> None:
-    lock = StepLock(torch.device("cuda", 1))
+    lock = DeviceLock(torch.device("cuda", 1))
     seen: list[list[int]] = []
 
     def work(first: int) -> None:
@@ -53,7 +53,7 @@ def test_each_thread_is_on_the_device_while_it_holds_the_lock(devices: Devices) 
 
 
 def test_an_exception_leaves_the_device_as_it_was_and_the_lock_free(devices: Devices) -> None:
-    lock = StepLock(torch.device("cuda", 1))
+    lock = DeviceLock(torch.device("cuda", 1))
     with pytest.raises(ZeroDivisionError), lock:
         _ = 1 // 0
     assert devices.current == 0
@@ -68,11 +68,11 @@ def test_a_device_that_tells_nothing_does_not_keep_an_engine_from_closing(monkey
         raise RuntimeError("an illegal memory access was encountered")
 
     monkeypatch.setattr(torch.cuda, "current_device", fail)
-    with StepLock(torch.device("cuda", 0)):
+    with DeviceLock(torch.device("cuda", 0)):
         pass
 
 
 def test_on_a_cpu_no_device_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", None)
-    with StepLock(torch.device("cpu")):
+    with DeviceLock(torch.device("cpu")):
         pass

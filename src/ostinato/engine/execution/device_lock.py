@@ -1,4 +1,4 @@
-"""`StepLock`: one thread at a time runs steps, and on the engine's device.
+"""`DeviceLock`: one thread at a time runs steps, and on the engine's device.
 
 A current device is each thread's own, and a kernel is launched there, wherever its tensors are: an engine that one
 thread made on ``cuda:1`` would launch on ``cuda:0`` from another. Held by `LLM` around all work of its engine, but its
@@ -11,10 +11,10 @@ import threading
 
 import torch
 
-__all__ = ["StepLock"]
+__all__ = ["DeviceLock"]
 
 
-class StepLock:
+class DeviceLock:
     """A reentrant lock; while it is held, ``device`` is current. Whoever was current is so again afterwards.
 
     Args:
