@@ -52,11 +52,12 @@ def read_histogram(source: str) -> TrafficHistogram:
         raise ConfigError(f"{source}: {error.message}", fix=error.fix, **error.context) from error
 
 
-def read_planned(source: str) -> tuple[TrafficHistogram, list[str]]:
-    """The steps that ``source`` tells of, and the keys that are planned there.
+def read_planned(source: str) -> tuple[TrafficHistogram, list[str], int | None]:
+    """The steps that ``source`` tells of, the keys that are planned there, and the most tokens that another key but of
+    uniform decode might have; None where that is not told.
 
     Raises:
-        ConfigError: as `read_histogram`; or it does not say which keys are planned.
+        ConfigError: as `read_histogram`; or it does not say which keys are planned, or no number of tokens.
     """
     from ostinato.runtime import TrafficHistogram
 
@@ -75,12 +76,13 @@ def read_planned(source: str) -> tuple[TrafficHistogram, list[str]]:
                     f"{source} counts steps of graphs that are no longer planned: sizes were changed while it ran",
                     fix="name the engine's event file (JsonLinesSink), which tells when",
                 )
-        return TrafficHistogram.from_dict(counts), planned
+        most = dispatch.get("max_captured_tokens")
+        return TrafficHistogram.from_dict(counts), planned, None if most is None else int(most)
     except ConfigError as error:
         if source in error.message:
             raise
         raise ConfigError(f"{source}: {error.message}", fix=error.fix, **error.context) from error
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ConfigError(
             f"{source} does not say which graphs are planned: {type(error).__name__}: {error}",
             fix="name an engine's stats or events",

@@ -68,6 +68,8 @@ class DispatchCounters:
     """Key -> steps that replayed it."""
     key_states: dict[str, str] = field(default_factory=dict)
     """Planned key -> one of `KEY_STATES`; outlives `reset`."""
+    max_captured_tokens: int | None = None
+    """See `KeysPlanned.max_captured_tokens`; outlives `reset`."""
     ceiling: CeilingWatch | None = None
     """Told of steps that were too large for every bucket."""
 
@@ -115,8 +117,9 @@ class DispatchCounters:
     def snapshot(self) -> dict[str, Any]:
         """``{"steps", "by_runtime_mode", "by_reason", "live_tokens", "padded_tokens", "buckets", "key_hits", ...}``.
 
-        "never_hit" are the planned keys that no step has replayed, "keys" the number of keys by state. "histogram" is
-        what ``ostinato plan --histogram`` takes: ``{"decode": {size: steps}, "mixed": {size: steps}}``.
+        "never_hit" are the planned keys that no step has replayed, "keys" the number of keys by state,
+        "max_captured_tokens" what the largest mixed one may have. "histogram" is what ``ostinato plan --histogram``
+        takes: ``{"decode": {size: steps}, "mixed": {size: steps}}``.
         """
         states = dict(self.key_states)  # keys come and go on other threads
         rows = sorted(self.buckets.values(), key=lambda r: (r.runtime_mode, -r.hits, r.bucket, r.reason))
@@ -130,6 +133,7 @@ class DispatchCounters:
             "key_hits": dict(self.key_hits),
             "never_hit": [key for key in states if not self.key_hits[key]],
             "keys": {state: sum(s == state for s in states.values()) for state in KEY_STATES},
+            "max_captured_tokens": self.max_captured_tokens,
             "histogram": {
                 "decode": {str(size): count for size, count in sorted(self.decode_sizes.items())},
                 "mixed": {str(size): count for size, count in sorted(self.mixed_sizes.items())},
@@ -169,6 +173,7 @@ class DispatchCounters:
         states = self.key_states
         if isinstance(event, KeysPlanned):
             self.key_states = {key: states.get(key, "waiting") for key in event.keys}
+            self.max_captured_tokens = event.max_captured_tokens
             if self.ceiling is not None:
                 self.ceiling.keys_planned(event)
         elif isinstance(event, GraphCaptured):
