@@ -34,7 +34,7 @@ def origin_of(loaded: LoadedModel) -> dict[str, str]:
         "hardware": hardware_name(loaded.device),
         **_driver_of(loaded.device),
         "model": loaded.config.model,
-        "model config": f"{loaded.model.config.family} {_digest(dataclasses.asdict(loaded.model.config))}",
+        "model config": loaded.model.config.identity,
         "weights": loaded.weights_id,
         "torch": str(torch.__version__),
         **_triton(),
