@@ -213,6 +213,25 @@ def test_costs_are_measured_kept_and_read(
     assert "Measured costs in ms" in capsys.readouterr().out
 
 
+def test_costs_of_other_sizes_are_estimates_and_it_is_said(
+    explained: Callable[..., dict[str, Any]], ostinato_command: Command, capsys: Capture, model: str, tmp_path: Path
+) -> None:
+    costs = ["--costs", str(tmp_path / "costs.json")]
+    explained("--measure", *costs, *LIMITS)  # of 16 and 32 tokens
+    (decision,) = explained("--prefill", "20", *costs, *LIMITS)["step"]["decisions"]
+    assert decision["estimated"] == [] and decision["cost_ms"] is not None
+    other = [*LIMITS[:2], "--max-num-tokens", "24", *LIMITS[4:]]  # 16 and 24
+    (decision,) = explained("--prefill", "20", *costs, *other)["step"]["decisions"]
+    assert decision["estimated"] == ["PIECEWISE tokens=24"]
+    (decision,) = explained("--prefill", "10", *costs, *other)["step"]["decisions"]
+    assert "PIECEWISE tokens=16" not in decision["estimated"]
+    args = ["explain", "--model", model, "--load-format", "dummy", "--device", "cpu", "--prefill", "20", *costs]
+    for limits, is_told in ((LIMITS, False), (other, True)):
+        assert ostinato_command(*args, *limits) == 0
+        told = capsys.readouterr().out
+        assert ("Measured with other sizes: no cost was measured of PIECEWISE tokens=24;" in told) is is_told
+
+
 def test_costs_of_another_device(
     explained: Callable[..., dict[str, Any]], ostinato_command: Command, capsys: Capture, model: str, tmp_path: Path
 ) -> None:
