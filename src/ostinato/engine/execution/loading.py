@@ -136,6 +136,8 @@ def load_model(config: EngineConfig, *, progress: ProgressReporter | None = None
         model = build_model(model_config, device=device, dtype=dtype, max_model_len=max_len)
         if is_dummy:
             model.init_dummy(config.seed)
+            if tokenizer is not None:
+                tokenizer.prepare()
         else:
             copies = _copying(model, files, tokenizer, waits=waits, progress=progress)
     return LoadedModel(

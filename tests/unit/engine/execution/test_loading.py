@@ -13,6 +13,7 @@ import torch
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.execution import load_model, memory_budget
 from ostinato.engine.execution.loading import find_device
+from ostinato.engine.text.byte_level import TokenPieces
 from ostinato.engine.weights import parallel_copy
 from ostinato.errors import (
     CheckpointError,
@@ -59,9 +60,15 @@ def test_dummy_weights_need_neither_weights_nor_tokenizer(tmp_path: Path) -> Non
     assert not torch.equal(first.model.embedding, other.model.embedding)
 
 
-def test_dummy_weights_with_a_tokenizer(tmp_path: Path) -> None:
-    loaded = load(write_tiny_model(tmp_path, has_weights=False), load_format="dummy")
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_a_tokenizer_has_the_text_of_all_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load_format: str
+) -> None:
+    """No answer waits for it, with dummy weights either."""
+    loaded = load(write_tiny_model(tmp_path, has_weights=load_format == "auto"), load_format=load_format)
+    monkeypatch.setattr(TokenPieces, "find", lambda *_: pytest.fail("a token was looked for"))
     assert loaded.tokenizer is not None
+    assert loaded.tokenizer.detokenizer().push(loaded.tokenizer.encode("so")[0])
 
 
 def test_a_broken_tokenizer_is_no_missing_one(tmp_path: Path) -> None:
