@@ -76,8 +76,12 @@ def read_planned(source: str) -> tuple[TrafficHistogram, list[str], int | None]:
                     f"{source} counts steps of graphs that are no longer planned: sizes were changed while it ran",
                     fix="name the engine's event file (JsonLinesSink), which tells when",
                 )
+        if not all(isinstance(name, str) for name in planned):
+            raise TypeError(f"graphs are named {planned}")
         most = dispatch.get("max_captured_tokens")
-        return TrafficHistogram.from_dict(counts), planned, None if most is None else int(most)
+        if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
+            raise TypeError(f"max_captured_tokens is {most!r}")
+        return TrafficHistogram.from_dict(counts), planned, most
     except ConfigError as error:
         if source in error.message:
             raise
@@ -114,7 +118,7 @@ def _document(source: str) -> Any:
             fix="name the engine's event file (JsonLinesSink) or the JSON of its LLM.stats()",
         )
     try:
-        text = Path(source).read_text(encoding="utf-8")
+        text = Path(source).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeError, ValueError) as error:  # ValueError: a null byte
         raise ConfigError(f"{source} cannot be read: {error}", fix=_FIX) from error
     lines = text.splitlines(keepends=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from ostinato.telemetry.ceiling import OVER_LARGEST, CeilingWatch
 from ostinato.telemetry.events import (
@@ -48,6 +48,10 @@ class BucketCount:
     def to_dict(self) -> dict[str, Any]:
         """The row as plain values."""
         return asdict(self)
+
+
+_COUNTED: Final = ("hits", "live_tokens", "padded_tokens", "launch_seconds", "step_seconds")
+"""Of a `BucketCount`."""
 
 
 @dataclass
@@ -89,6 +93,8 @@ class DispatchCounters:
             KeyError, TypeError, ValueError: it is none.
         """
         for told in snapshot["buckets"]:
+            if not all(0 <= float(told[name]) < float("inf") for name in _COUNTED):
+                raise ValueError(f"a row of steps counts {[told[name] for name in _COUNTED]}")
             row = self._row(str(told["runtime_mode"]), str(told["bucket"]), str(told["reason"]))
             hits, live, waste = int(told["hits"]), int(told["live_tokens"]), int(told["padded_tokens"])
             row.hits += hits

@@ -100,6 +100,9 @@ def test_mixed_steps_above_all_graphs_get_one_where_the_engine_would_capture_it(
         ({"decode": {"3": 1}}, "does not say which graphs are planned"),
         ({"dispatch": dispatch({"5": 1}, {}, ["FULL tokens=?"])}, "names a graph that cannot be"),
         ({"dispatch": dispatch({}, {}, KEYS)}, "has no steps"),
+        ({"dispatch": dispatch({"5": 1}, {}, KEYS) | {"max_captured_tokens": 0}}, "does not say which graphs"),
+        ({"dispatch": dispatch({"5": 1}, {}, KEYS) | {"never_hit": [3, 4, 5, 6]}}, "does not say which graphs"),
+        ({"dispatch": dispatch({"5": 10**400}, {}, KEYS)}, "the decode histogram has 5: 1000"),
         ({"dispatch": dispatch({"5": 1}, {}, KEYS) | {"max_captured_tokens": "many"}}, "does not say which graphs"),
     ],
 )
