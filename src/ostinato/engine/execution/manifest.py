@@ -145,7 +145,7 @@ class CaptureManifest:
     @classmethod
     def _read(cls, path: Path) -> CaptureManifest:
         try:
-            document: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            document: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8-sig"))
             return cls(
                 origin=dict(document["origin"]),
                 keys={name: _verdict(entry) for name, entry in document["keys"].items()},
@@ -154,7 +154,7 @@ class CaptureManifest:
             )
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error}", fix="name a readable file") from error
-        except (ValueError, KeyError, TypeError, AttributeError, UnicodeError, ConfigError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ConfigError(f"{path} is no manifest: {error}", fix="name another file, or remove it") from error
 
 

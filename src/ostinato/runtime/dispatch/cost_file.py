@@ -128,7 +128,7 @@ def _unwritable(path: Path, why: object) -> ConfigError:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", fix="name a readable JSON file") from error
     except (ValueError, RecursionError) as error:

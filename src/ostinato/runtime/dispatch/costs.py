@@ -189,7 +189,7 @@ def _samples(entry: Any) -> Iterable[CostSample]:
             CostSample(kind=kind, way=entry["way"], size=int(at), ms=float(ms), spread=float(spreads.get(at, 0.0)))
             for at, ms in times.items()
         ]
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(
             f"an entry of costs cannot be read: {error!r}", fix="measure again", got=repr(entry)[:200]
         ) from error

@@ -227,7 +227,15 @@ def test_what_is_known_of_some_graphs_alone_reserves_nothing(
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "{}", '{"origin": {}, "keys": {"a": {}}, "kv_tokens": 1, "traffic": null}']
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"origin": {}, "keys": {"a": {}}, "kv_tokens": 1, "traffic": null}',
+        '{"origin": {}, "keys": {}, "kv_tokens": 1e400, "traffic": null}',
+        "[" * 100_000,
+    ],
 )
 def test_a_file_that_is_no_manifest(start: Callable[..., LLM], tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)

@@ -179,6 +179,7 @@ ENTRY = {"query_len": None, "kv_tier": None, "way": "eager", "ms": {"1": 1.0}}
         json.dumps({"format": 2, "origin": HERE, "tables": {"fx": [{**ENTRY, "way": "magic"}]}}),
         json.dumps({"format": 2, "origin": HERE, "tables": {"fx": [{**ENTRY, "kv_tier": "long"}]}}),
         json.dumps({"format": 2, "origin": HERE, "tables": {"fx": [{**ENTRY, "ms": [1]}]}}),
+        json.dumps({"format": 2, "origin": HERE, "tables": {"fx": [{**ENTRY, "ms": {"1": 10**400}}]}}),
     ],
 )
 def test_what_is_no_such_file(tmp_path, text):
