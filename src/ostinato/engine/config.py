@@ -48,7 +48,7 @@ _COUNTS: Final = (
 )
 _MOST: Final = 2**31 - 1
 """Of anything that is counted but memory: positions and sizes are 32-bit integers to the kernels."""
-_DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
+_DEVICE: Final = re.compile(r"auto|cpu|cuda(:[0-9]{1,9})?")
 
 _DEFAULT_SHARE: Final = 0.1
 _WITHOUT_EFFECT: Final = {  # a share that nothing takes: what is expected, and what to do

@@ -82,9 +82,9 @@ def find_device(name: str) -> torch.device:
         raise DeviceUnavailableError(
             f"device {name} asked for, but torch finds no CUDA device", fix="use device='cpu' (simulated graphs)"
         )
-    device = torch.device("cuda" if name == "auto" else name)
     current = torch.cuda.current_device()
-    index = current if device.index is None else device.index
+    number = name.partition(":")[2]  # not as torch reads it, to which cuda:256 is cuda:0
+    index = int(number) if number else current
     if index >= torch.cuda.device_count():
         raise DeviceUnavailableError(
             f"there is no device {name}", fix=f"use cuda:0 to cuda:{torch.cuda.device_count() - 1}"

@@ -97,9 +97,10 @@ def test_an_index_past_the_last_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     assert find_device("auto") == find_device("cuda") == torch.device("cuda", 1)
     assert find_device("cuda:1") == torch.device("cuda", 1)
-    with pytest.raises(DeviceUnavailableError, match="cuda:2") as caught:
-        find_device("cuda:2")
-    assert "cuda:1" in caught.value.fix
+    for name in ("cuda:2", "cuda:257", "cuda:999999999"):
+        with pytest.raises(DeviceUnavailableError, match=f"there is no device {name}") as caught:
+            find_device(name)
+        assert "cuda:1" in caught.value.fix
 
 
 @pytest.mark.parametrize(("visible", "outside"), [(None, "1"), ("", "1"), ("6, 7", "7"), ("6", "1")])
