@@ -101,6 +101,11 @@ def explain(
     configs = [dataclasses.replace(config, partition=name) for name in names]
     if partitions is not None and not measure and costs is None:
         raise ConfigError("--partitions compares what was measured", fix="add --measure, or --costs with a file")
+    if costs is not None and asked is None and not measure and "auto" not in names:
+        raise ConfigError(
+            "--costs tells of a step",
+            fix="add --decode, --prefill or --mixed, --measure to fill it, or --partition auto",
+        )
     if measure and "auto" in names:
         fix = "name what to measure: --partitions breakable,fx,inductor"
         raise ConfigError("partition auto goes by what was measured before", fix=fix)

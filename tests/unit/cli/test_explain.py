@@ -273,6 +273,8 @@ def test_costs_that_are_not_there(ostinato_command: Command, capsys: Capture, mo
         (["--partition", "auto", "--measure"], "OST100", "goes by what was measured before"),
         (("--partitions", "fx,breakable"), "OST100", "add --measure"),
         (("--context", "64"), "OST100", "belongs to a step"),
+        (["--costs", "costs.json"], "OST100", "--costs tells of a step"),
+        (["--costs", "costs.json", "--partitions", "fx,breakable"], "OST100", "--costs tells of a step"),
         (["--compile", "gcc"], "OST101", "unknown compile 'gcc'"),
         (["--attention", "flash"], "OST101", "unknown attention 'flash'"),
         (["--draft-length", "-1"], "OST100", "--draft-length is -1"),
