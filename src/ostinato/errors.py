@@ -127,7 +127,8 @@ class TargetError(ConfigError):
 
 
 class ForeignCostsError(ConfigError):
-    """A file of measured costs is of another device, model, dtype, version or way of timing: it says nothing here."""
+    """A file of measured costs is of another device, model, dtype or version, or its times mean something else (they
+    were taken in another way, or its format is another): it says nothing here."""
 
     code = "OST104"
 

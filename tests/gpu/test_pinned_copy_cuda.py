@@ -19,7 +19,7 @@ def test_every_word_arrives_and_none_beside_it(num_words):
     pinned = torch.arange(num_words, dtype=torch.int64).pin_memory()
     target = torch.full((num_words + 2,), -1, dtype=torch.int64, device=DEVICE)
     copy = KernelCopy(pinned, DEVICE)
-    copy.to_device(target[1:-1])
+    copy.into(target[1:-1])()
     assert target.tolist() == [-1, *range(num_words), -1]
     target[1:-1] *= 3
     copy.from_device(target[1:-1])

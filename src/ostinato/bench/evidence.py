@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ostinato._whole_file import replace_file
 from ostinato.bench.host_pace import PACE_NOTE
 from ostinato.bench.naming import file_name, without_folders
 from ostinato.errors import ConfigError
@@ -105,10 +106,8 @@ class Evidence:
         """Write the file, if there is one to write."""
         if self.path is None:
             return
-        draft = self.path.with_name(f".{self.path.name}.part")
         try:
-            draft.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
-            os.replace(draft, self.path)
+            replace_file(self.path, json.dumps(self.to_dict(), indent=1) + "\n")
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
@@ -123,16 +122,20 @@ def output_path(given: str, *, bench: str, model: str, hardware: str, day: str, 
     """
     path = Path(given)
     try:
+        if not given:
+            raise FileNotFoundError("it has no name")
         if given.endswith(("/", os.sep)) or path.is_dir():
             path.mkdir(parents=True, exist_ok=True)
             path = _unused(path / file_name(bench, model, hardware, day, suffix=suffix))
         elif not path.parent.is_dir():
             raise FileNotFoundError(f"there is no folder {path.parent}")
+        elif path.exists() and not path.is_file():  # it is written again with each row
+            raise OSError("it is no file")
         probe = path.with_name(f".{path.name}.part")
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _unwritable(path if given else given, error) from error
     return path
 
 
@@ -145,5 +148,7 @@ def _unused(path: Path) -> Path:
     return found
 
 
-def _unwritable(path: Path, error: OSError) -> ConfigError:
-    return ConfigError(f"{path} cannot be written: {error}", fix="name a file or folder that can be written")
+def _unwritable(given: Path | str, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"{given or repr(given)} cannot be written: {error}", fix="name a file or folder that can be written"
+    )

@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ostinato.errors import ConfigError
 
 __all__ = ["TimedRequest", "clipped", "poisson_requests", "random_prompts", "read_trace"]
 
 TRACE_COLUMNS: Final = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_MOST_TOKENS: Final = 10_000_000  # of a prompt or an answer: as many as the longest contexts there are
 _FIRST_TOKEN: Final = 100  # low ids are often special
 
 
@@ -58,7 +59,15 @@ def read_trace(path: Path, *, speed: float = 1.0, num_requests: int | None = Non
     try:
         with path.open(newline="", encoding="utf-8-sig") as lines:
             reader = csv.DictReader(lines)
-            missing = [name for name in TRACE_COLUMNS if name not in (reader.fieldnames or ())]
+            names = reader.fieldnames or ()
+            doubled = [name for name in TRACE_COLUMNS if names.count(name) > 1]
+            if doubled:
+                raise ConfigError(
+                    f"line 1 of the trace {path.name} names {', '.join(doubled)} twice",
+                    fix="leave out one of the two columns",
+                    line=1,
+                )
+            missing = [name for name in TRACE_COLUMNS if name not in names]
             if missing:
                 raise ConfigError(
                     f"line 1 of the trace {path.name} lacks the columns {', '.join(missing)}",
@@ -83,7 +92,7 @@ def read_trace(path: Path, *, speed: float = 1.0, num_requests: int | None = Non
     return [TimedRequest(at_seconds=(t - first) / speed, prompt_tokens=p, output_tokens=o) for t, p, o in rows]
 
 
-def _parsed(row: dict[str, str], name: str, line: int) -> tuple[float, int, int]:
+def _parsed(row: dict[Any, Any], name: str, line: int) -> tuple[float, int, int]:
     def bad(column: str, wanted: str) -> ConfigError:
         return ConfigError(
             f"line {line} of the trace {name} has {row[column]!r} as {column}",
@@ -92,21 +101,30 @@ def _parsed(row: dict[str, str], name: str, line: int) -> tuple[float, int, int]
             column=column,
         )
 
+    if None in row:  # so a number with a comma in it, say, may have moved all behind it
+        raise ConfigError(
+            f"line {line} of the trace {name} has more fields than line 1",
+            fix="put fields that hold commas in quotes",
+            line=line,
+        )
     text = row["TIMESTAMP"] or ""
     try:
-        whole, _, fraction = text.strip().partition(".")
+        whole, dot, fraction = text.strip().partition(".")
+        if dot and not (fraction.isascii() and fraction.isdigit()):
+            raise ValueError(fraction)
         # Traces have seven digits of a second, and datetime reads at most six.
-        moment = datetime.fromisoformat(whole).timestamp() + (float(f"0.{fraction}") if fraction else 0.0)
-    except ValueError:
+        moment = datetime.fromisoformat(whole).timestamp() + (float(f"0.{fraction}") if dot else 0.0)
+    except (ValueError, OverflowError):
         raise bad("TIMESTAMP", "a date and time such as 2023-11-16 18:17:03.9799600") from None
     sizes: list[int] = []
+    wanted = f"a whole number from 1 to {_MOST_TOKENS:,}"
     for column in TRACE_COLUMNS[1:]:
         try:
             sizes.append(int(row[column] or ""))
         except ValueError:
-            raise bad(column, "a positive integer") from None
-        if sizes[-1] < 1:
-            raise bad(column, "a positive integer")
+            raise bad(column, wanted) from None
+        if not 1 <= sizes[-1] <= _MOST_TOKENS:
+            raise bad(column, wanted)
     return moment, sizes[0], sizes[1]
 
 

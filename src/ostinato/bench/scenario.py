@@ -119,6 +119,8 @@ def run_bench(
     naming = {"bench": name, "model": model, "hardware": hardware, "day": day}
     path = None if json_out is None else output_path(json_out, **naming)
     plot_path = None if plot_out is None else output_path(plot_out, **naming, suffix="png")
+    if path is not None and plot_path is not None and path.resolve() == plot_path.resolve():
+        raise ConfigError(f"evidence and plot are to be the same file {path}", fix="name two files, or a folder")
     repeats = config.repeats or scenario.repeats
     evidence = Evidence(
         bench=name,

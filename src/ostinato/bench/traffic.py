@@ -115,9 +115,10 @@ def serve_virtually(
 
 def _scheduler(requests: Sequence[TimedRequest], model: StepModel, shaper: BatchShaper | None) -> Scheduler:
     longest = max((r.prompt_tokens + r.output_tokens for r in requests), default=1) + 1
-    num_pages = model.max_num_reqs * (pages_for(longest, _PAGE_SIZE) + 1) + 1
+    num_reqs = min(model.max_num_reqs, max(len(requests), 1))  # more never run at once
+    num_pages = num_reqs * (pages_for(longest, _PAGE_SIZE) + 1) + 1
     return Scheduler(
-        max_num_reqs=model.max_num_reqs,
+        max_num_reqs=num_reqs,
         max_num_batched_tokens=model.chunk_tokens,
         max_model_len=longest,
         allocator=PageAllocator(num_pages, _PAGE_SIZE),

@@ -30,6 +30,7 @@ def read_cost_curves(path: Path, *, partition: str | None) -> dict[str, CostCurv
     Raises:
         ConfigError: the file cannot be read or is none, does not say where it was measured, was measured on another
             device, or has several tables and none was named.
+        ForeignCostsError: the times in it mean something else than those of today.
         UnknownNameError: it has no such table.
     """
     from ostinato.runtime import CostCurve, graph_curves, parse_costs

@@ -33,6 +33,7 @@ from ostinato.errors import ConfigError
 
 if TYPE_CHECKING:
     from ostinato.engine import StepQuery
+    from ostinato.engine.execution import GraphKey
     from ostinato.engine.weights.progress import ProgressReporter
 
 __all__ = ["explain"]
@@ -100,6 +101,11 @@ def explain(
     configs = [dataclasses.replace(config, partition=name) for name in names]
     if partitions is not None and not measure and costs is None:
         raise ConfigError("--partitions compares what was measured", fix="add --measure, or --costs with a file")
+    if costs is not None and asked is None and not measure and "auto" not in names:
+        raise ConfigError(
+            "--costs tells of a step",
+            fix="add --decode, --prefill or --mixed, --measure to fill it, or --partition auto",
+        )
     if measure and "auto" in names:
         fix = "name what to measure: --partitions breakable,fx,inductor"
         raise ConfigError("partition auto goes by what was measured before", fix=fix)
@@ -160,11 +166,12 @@ def _explain_steps(
     from ostinato.runtime import CostTable, compare_costs
 
     decisions, tables = {}, {}
+    estimated: dict[str, list[GraphKey]] = {}
     for config in configs:
         if query is not None:  # before weights are loaded: it refuses what no step can be
             unmeasured = dataclasses.replace(config, costs=None) if measure else config
-            name, decision = explain_step(unmeasured, query, **assumed, progress=progress)
-            decisions[name] = decision
+            name, decision, keys = explain_step(unmeasured, query, **assumed, progress=progress)
+            decisions[name], estimated[name] = decision, keys
         if measure:
             from ostinato import LLM
 
@@ -180,7 +187,7 @@ def _explain_steps(
             "prefill_tokens": query.num_prefill_tokens,
             "tokens": live.num_tokens,
             "requests": live.num_reqs,
-            "decisions": [decision_to_dict(name, decision) for name, decision in decisions.items()],
+            "decisions": [decision_to_dict(name, one, estimated.get(name, [])) for name, one in decisions.items()],
         }
     return found | ({"costs": compare_costs(tables)} if measure else {})
 
@@ -189,7 +196,7 @@ def _print(found: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Column, Table
 
-    from ostinato.cli.step_tables import costs_table, decision_line, step_table
+    from ostinato.cli.step_tables import costs_table, decision_line, estimate_line, step_table
 
     attention_facts = found["attention"]
     console = Console()
@@ -210,6 +217,8 @@ def _print(found: dict[str, Any]) -> None:
         for decision in step["decisions"]:
             console.print(decision_line(decision), markup=False, highlight=False, soft_wrap=True)
             console.print(step_table(decision))
+            if decision["estimated"]:
+                console.print(estimate_line(decision), markup=False, highlight=False, soft_wrap=True)
     if "costs" in found:
         console.print(costs_table(found["costs"]))
     if "step" in found or "costs" in found:

@@ -18,8 +18,8 @@ def read_json(path: Path) -> Any:
         ConfigError: it cannot be read, or is not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", fix="name a readable JSON file") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}", fix="mend the file") from error

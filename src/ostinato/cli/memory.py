@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["memory"]
 
+_MOST_MIB: Final = 1e12
+
 
 def memory(
     model: Model = DEFAULT_MODEL,
@@ -54,8 +56,8 @@ def memory(
     as_json: Json = False,
 ) -> None:
     """Predict an engine's memory by owner from shapes and a few sample captures."""
-    if budget_mib is not None and not 0 < budget_mib < float("inf"):
-        raise ConfigError(f"--budget-mib is {budget_mib:g}", fix="use a number of MiB above 0")
+    if budget_mib is not None and not 0 < budget_mib <= _MOST_MIB:
+        raise ConfigError(f"--budget-mib is {budget_mib:g}", fix=f"use a number of MiB above 0, to {_MOST_MIB:g}")
     config = EngineConfig(
         model=model,
         mode=mode,

@@ -7,7 +7,8 @@ that it sets, so what a command's parameters are called says how to translate. C
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from ostinato.errors import OstinatoError
@@ -21,7 +22,8 @@ def name_options(error: OstinatoError, parameters: Iterable[Any]) -> None:
 
     A name of several words is unmistakable, and in quotes it is that of a file. One of a single word (``tokens``) may
     be just a word: it is taken for a field where the error says so (context ``field``), at its first mention in the
-    message and where the fix is to set it.
+    message and where the fix is to set it. A text that is given to a name (``device='cpu'``) is unmistakable too, and
+    is told as it is typed: ``--device cpu``.
 
     Args:
         parameters: of the command that raised, as click has them.
@@ -29,10 +31,10 @@ def name_options(error: OstinatoError, parameters: Iterable[Any]) -> None:
     options = {p.name: option for p in parameters if (option := _long(p.opts)) is not None}
     field = error.context.get("field")
     for name, option in options.items():
+        for word in {name, option.removeprefix("--").replace("-", "_")}:  # some parameters have another
+            _change(error, partial(_typed, name=word, option=option))
         if "_" in name:
-            error.message, error.fix = (_replaced(text, name, option) for text in (error.message, error.fix))
-            if isinstance(expected := error.context.get("expected"), str):
-                error.context["expected"] = _replaced(expected, name, option)
+            _change(error, partial(_replaced, name=name, option=option))
         elif name == field:
             error.message = _replaced(error.message, name, option, most=1)
             error.fix = error.fix.replace(f"set {name} accordingly", f"set {option} accordingly")
@@ -43,6 +45,17 @@ def name_options(error: OstinatoError, parameters: Iterable[Any]) -> None:
 def _long(spellings: Iterable[str]) -> str | None:
     """The option's long spelling; None for an argument."""
     return next((spelling for spelling in spellings if spelling.startswith("--")), None)
+
+
+def _change(error: OstinatoError, change: Callable[[str], str]) -> None:
+    error.message, error.fix = change(error.message), change(error.fix)
+    if isinstance(expected := error.context.get("expected"), str):
+        error.context["expected"] = change(expected)
+
+
+def _typed(text: str, name: str, option: str) -> str:
+    """``text`` with ``option value`` for ``name='value'``."""
+    return re.sub(rf"(?<![\w./'\"-]){re.escape(name)}=(['\"])([\w.:/-]+)\1", rf"{option} \2", text)
 
 
 def _replaced(text: str, name: str, option: str, *, most: int = 0) -> str:

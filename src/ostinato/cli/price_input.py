@@ -5,6 +5,7 @@ No weights are loaded. Called by ``ostinato plan``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -56,11 +57,14 @@ def read_graph_price(path: Path) -> tuple[float, float | None]:
             num_bytes, num_graphs, seconds = _of_engine(document["graphs"])
         else:
             num_bytes, num_graphs, seconds = _of_manifest(document["keys"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        mib = num_bytes / 2**20
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(f"{path} has no prices of graphs: {type(error).__name__}: {error}", fix=_FIX) from error
     if num_graphs < 1 or num_bytes < 1:
         raise ConfigError(f"{path} has no prices of graphs: it has {num_graphs} graphs of {num_bytes} bytes", fix=_FIX)
-    return num_bytes / num_graphs / 2**20, seconds
+    if seconds == math.inf:
+        raise ConfigError(f"{path} has no prices of graphs: captures without an end", fix=_FIX)
+    return mib / num_graphs, seconds
 
 
 def _of_forecast(document: Mapping[str, Any]) -> tuple[int, int, float | None]:

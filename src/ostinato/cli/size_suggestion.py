@@ -22,14 +22,15 @@ __all__ = ["show_suggestion", "suggestion_of"]
 def suggestion_of(source: str) -> SizeSuggestion:
     """What the engine's own `suggest_sizes` would say, with its thresholds.
 
-    From outside nobody knows how large a mixed step the engine would capture: none larger than it has is suggested.
+    Where an older file does not tell how large a mixed step the engine would capture, none larger than it has is
+    suggested.
 
     Raises:
         ConfigError: ``source`` cannot be read, has no sizes, or does not say which graphs are planned.
     """
     from ostinato.runtime import GraphKey, PlannedSizes, suggest_sizes
 
-    histogram, names = read_planned(source)
+    histogram, names, most = read_planned(source)
     try:
         planned = PlannedSizes.of(GraphKey.parse(name) for name in names)
     except ValueError as error:
@@ -39,7 +40,7 @@ def suggestion_of(source: str) -> SizeSuggestion:
     return suggest_sizes(
         planned,
         {"decode": histogram.decode, "mixed": histogram.mixed},
-        limits={"decode": max(histogram.decode, default=1), "mixed": max(planned.mixed, default=1)},
+        limits={"decode": max(histogram.decode, default=1), "mixed": most or max(planned.mixed, default=1)},
     )
 
 

@@ -23,6 +23,7 @@ __all__ = ["stats"]
 
 _TIMEOUT_S = 10
 _MOST_BYTES = 1 << 26  # of a page; one of ours has some kilobytes
+_MOST_SECONDS = 86_400  # between two looks
 _FEW_KEYS = 12
 _TABLE_COLUMNS = 112
 
@@ -40,8 +41,8 @@ def stats(
     SOURCE is the file that `JsonLinesSink(path)` writes, or the address that `PrometheusSink().serve(port)` answers.
     With `--suggest` it is that file, or what this command or `LLM.stats()` gave as JSON.
     """
-    if watch is not None and not 0 < watch < float("inf"):
-        raise ConfigError(f"--watch is {watch:g}", fix="use a number of seconds above 0")
+    if watch is not None and not 0 < watch <= _MOST_SECONDS:
+        raise ConfigError(f"--watch is {watch:g}", fix=f"use a number of seconds above 0, to {_MOST_SECONDS:,}")
     if suggest and watch is not None:
         raise ConfigError("--suggest looks once", fix="leave out --watch")
     be_lenient()
@@ -69,7 +70,7 @@ def _read(source: str) -> dict[str, Any]:
     if is_address(source):
         return read_metrics(_fetched(source), name=source)
     try:
-        with open(source, encoding="utf-8") as file:
+        with open(source, encoding="utf-8-sig") as file:
             return read_json_lines(file, name=source).snapshot()
     except (OSError, UnicodeError) as error:
         raise ConfigError(

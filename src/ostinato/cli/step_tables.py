@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Column, Table
 
 if TYPE_CHECKING:
-    from ostinato.engine.execution import Decision
+    from ostinato.engine.execution import Decision, GraphKey
 
-__all__ = ["costs_table", "decision_line", "decision_to_dict", "step_table"]
+__all__ = ["costs_table", "decision_line", "decision_to_dict", "estimate_line", "step_table"]
 
 _CHOSEN = "chosen"
 
 
-def decision_to_dict(partition: str, decision: Decision) -> dict[str, Any]:
-    """One decision with all its candidates, the chosen one first."""
+def decision_to_dict(partition: str, decision: Decision, estimated: Sequence[GraphKey]) -> dict[str, Any]:
+    """One decision with all its candidates, the chosen one first.
+
+    Args:
+        estimated: of these, the graphs whose cost goes by that of other sizes.
+    """
     live = decision.live.num_tokens
     candidates = [
         {
@@ -50,6 +54,7 @@ def decision_to_dict(partition: str, decision: Decision) -> dict[str, Any]:
         "padding": decision.padded_tokens - live,
         "cost_ms": _rounded(decision.cost_ms),
         "candidates": candidates,
+        "estimated": [str(key) for key in estimated],
     }
 
 
@@ -58,6 +63,14 @@ def decision_line(found: Mapping[str, Any]) -> str:
     bucket = "" if found["bucket"] is None else f", bucket {found['bucket']} ({found['padding']} padded)"
     cost = "cost not measured" if found["cost_ms"] is None else f"{found['cost_ms']:.3f} ms expected"
     return f"partition {found['partition']}: {found['runtime_mode']} because {found['reason']}{bucket}, {cost}"
+
+
+def estimate_line(found: Mapping[str, Any]) -> str:
+    """Which costs of a decision are no measured ones."""
+    return (
+        f"Measured with other sizes: no cost was measured of {', '.join(found['estimated'])}; what stands there is "
+        "estimated from the sizes that were."
+    )
 
 
 def step_table(found: Mapping[str, Any]) -> Table:

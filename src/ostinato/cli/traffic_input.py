@@ -52,11 +52,12 @@ def read_histogram(source: str) -> TrafficHistogram:
         raise ConfigError(f"{source}: {error.message}", fix=error.fix, **error.context) from error
 
 
-def read_planned(source: str) -> tuple[TrafficHistogram, list[str]]:
-    """The steps that ``source`` tells of, and the keys that are planned there.
+def read_planned(source: str) -> tuple[TrafficHistogram, list[str], int | None]:
+    """The steps that ``source`` tells of, the keys that are planned there, and the most tokens that another key but of
+    uniform decode might have; None where that is not told.
 
     Raises:
-        ConfigError: as `read_histogram`; or it does not say which keys are planned.
+        ConfigError: as `read_histogram`; or it does not say which keys are planned, or no number of tokens.
     """
     from ostinato.runtime import TrafficHistogram
 
@@ -75,12 +76,17 @@ def read_planned(source: str) -> tuple[TrafficHistogram, list[str]]:
                     f"{source} counts steps of graphs that are no longer planned: sizes were changed while it ran",
                     fix="name the engine's event file (JsonLinesSink), which tells when",
                 )
-        return TrafficHistogram.from_dict(counts), planned
+        if not all(isinstance(name, str) for name in planned):
+            raise TypeError(f"graphs are named {planned}")
+        most = dispatch.get("max_captured_tokens")
+        if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
+            raise TypeError(f"max_captured_tokens is {most!r}")
+        return TrafficHistogram.from_dict(counts), planned, most
     except ConfigError as error:
         if source in error.message:
             raise
         raise ConfigError(f"{source}: {error.message}", fix=error.fix, **error.context) from error
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise ConfigError(
             f"{source} does not say which graphs are planned: {type(error).__name__}: {error}",
             fix="name an engine's stats or events",
@@ -112,7 +118,7 @@ def _document(source: str) -> Any:
             fix="name the engine's event file (JsonLinesSink) or the JSON of its LLM.stats()",
         )
     try:
-        text = Path(source).read_text(encoding="utf-8")
+        text = Path(source).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeError, ValueError) as error:  # ValueError: a null byte
         raise ConfigError(f"{source} cannot be read: {error}", fix=_FIX) from error
     lines = text.splitlines(keepends=True)

@@ -48,7 +48,7 @@ _COUNTS: Final = (
 )
 _MOST: Final = 2**31 - 1
 """Of anything that is counted but memory: positions and sizes are 32-bit integers to the kernels."""
-_DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
+_DEVICE: Final = re.compile(r"auto|cpu|cuda(:[0-9]{1,9})?")
 
 _DEFAULT_SHARE: Final = 0.1
 _WITHOUT_EFFECT: Final = {  # a share that nothing takes: what is expected, and what to do
@@ -71,7 +71,7 @@ class EngineConfig:
 
     Attributes:
         model: hub name, local folder or file. The default is small enough to answer on a laptop.
-        device: "auto", "cpu", "cuda" or "cuda:N".
+        device: "auto", "cpu", "cuda" or "cuda:N", which must be the current device (`torch.cuda.set_device`).
         dtype: "auto" is float32 on a CPU (where bfloat16 is often slower) and the checkpoint's own on CUDA.
         load_format: "auto" reads a checkpoint; "dummy" fills weights from `seed` and reads none.
         mode: which graphs a step may replay; "auto" is resolved by the runtime.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
 from ostinato.engine.execution import (
     CostTable,
     Decision,
+    DeviceLock,
     EngineGraphs,
     Executor,
     GraphKey,
@@ -98,9 +98,9 @@ class LLM:
         base = config or EngineConfig()
         if model != DEFAULT_MODEL:
             settings["model"] = model
-        self._lock = threading.RLock()  # of steps, and of whatever else changes the loop
         self._executor: Executor | None = None
         loaded = load_model(dataclasses.replace(base, **settings), progress=progress, waits=False)
+        self._lock = DeviceLock(loaded.device)  # of steps, and of whatever else changes the loop
         self.config = loaded.config
         self.tokenizer: Tokenizer | None = loaded.tokenizer
         self._reasons = loaded.reasons

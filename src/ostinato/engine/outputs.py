@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from ostinato.engine.loop import EngineLoop
@@ -61,9 +62,9 @@ class UpdateRouter:
         check_open: Callable[[], object],
         *,
         bus: EventBus | None = None,
-        lock: threading.RLock | None = None,
+        lock: AbstractContextManager[object] | None = None,
     ) -> None:
-        self.lock = lock or threading.RLock()
+        self.lock: AbstractContextManager[object] = lock or threading.RLock()
         self._loop = loop
         self._check_open = check_open
         self._bus = bus or EventBus()

@@ -81,12 +81,14 @@ def assemble(arguments: Arguments) -> Parts:
     if not keys and mode.mode is not Mode.NONE:
         raise ConfigError("no size is left to capture", fix="choose sizes that are multiples of size_multiple")
 
+    max_captured_tokens = min(max_sizes[NUM_TOKENS], config.max_captured_size or max_sizes[NUM_TOKENS])
     life, lock, bridges = Life(), StepLock(), BridgePool()
     dispatcher = Dispatcher(
         keys,
         bus=bus,
         max_padding=config.padding_limit,
         failures_to_quarantine=config.failures_to_quarantine,
+        max_captured_tokens=max_captured_tokens,
     )
     captured = CapturedKeys(guard_level=config.guards)
     delivery = Delivery(copies=config.outputs == "copy", arena=wrapped.buffers.arena)
@@ -152,7 +154,15 @@ def assemble(arguments: Arguments) -> Parts:
         qualifier=qualifier,
         recaptures=recapturing,
     )
-    resizing = Resizing(config=config, mode=mode, bus=bus, service=service, late=late, max_sizes=max_sizes)
+    resizing = Resizing(
+        config=config,
+        mode=mode,
+        bus=bus,
+        service=service,
+        late=late,
+        max_sizes=max_sizes,
+        max_captured_tokens=max_captured_tokens,
+    )
     measuring = Measuring(
         config=config, live=steps, runs=runs, dispatcher=dispatcher, captured=captured, qualifier=qualifier
     )

@@ -147,7 +147,8 @@ class GraphKey:
         rest, has_variant, variant = rest.partition(" variant=")
         parts = dict(part.split("=", 1) for part in rest.split())
         sizes = {field: int(parts.pop(name)) for name, field in _SIZE_NAMES.items() if name in parts}
-        if parts or "num_tokens" not in sizes or (has_variant and not variant):
+        are_counts = all(0 < size < 2**53 for size in sizes.values())
+        if parts or not are_counts or "num_tokens" not in sizes or (has_variant and not variant):
             raise ValueError(f"{text!r} is no key")
         return cls(runtime_mode=RuntimeMode(mode), variant=variant, **sizes)  # type: ignore[arg-type]  # no mode among sizes
 

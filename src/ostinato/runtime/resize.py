@@ -103,6 +103,8 @@ class Resizing:
     late: LateCapture
     max_sizes: Sizes
     """That the static buffers hold."""
+    max_captured_tokens: int
+    """Of a suggested size: a longer step would gain nothing by a graph."""
 
     def suggest(
         self,
@@ -119,7 +121,7 @@ class Resizing:
             {"decode": counters.decode_sizes, "mixed": counters.mixed_sizes},
             limits={
                 "decode": min(most[NUM_REQS], most[NUM_TOKENS] // longest),
-                "mixed": min(most[NUM_TOKENS], self.config.max_captured_size or most[NUM_TOKENS]),
+                "mixed": self.max_captured_tokens,
             },
             min_steps=min_steps,
             min_saved_percent=min_saved_percent,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from ostinato.telemetry.ceiling import OVER_LARGEST, CeilingWatch
 from ostinato.telemetry.events import (
@@ -50,6 +50,10 @@ class BucketCount:
         return asdict(self)
 
 
+_COUNTED: Final = ("hits", "live_tokens", "padded_tokens", "launch_seconds", "step_seconds")
+"""Of a `BucketCount`."""
+
+
 @dataclass
 class DispatchCounters:
     """Counts steps since the last `reset`, and knows in what state each planned key is."""
@@ -68,6 +72,8 @@ class DispatchCounters:
     """Key -> steps that replayed it."""
     key_states: dict[str, str] = field(default_factory=dict)
     """Planned key -> one of `KEY_STATES`; outlives `reset`."""
+    max_captured_tokens: int | None = None
+    """See `KeysPlanned.max_captured_tokens`; outlives `reset`."""
     ceiling: CeilingWatch | None = None
     """Told of steps that were too large for every bucket."""
 
@@ -87,6 +93,8 @@ class DispatchCounters:
             KeyError, TypeError, ValueError: it is none.
         """
         for told in snapshot["buckets"]:
+            if not all(0 <= float(told[name]) < float("inf") for name in _COUNTED):
+                raise ValueError(f"a row of steps counts {[told[name] for name in _COUNTED]}")
             row = self._row(str(told["runtime_mode"]), str(told["bucket"]), str(told["reason"]))
             hits, live, waste = int(told["hits"]), int(told["live_tokens"]), int(told["padded_tokens"])
             row.hits += hits
@@ -115,8 +123,9 @@ class DispatchCounters:
     def snapshot(self) -> dict[str, Any]:
         """``{"steps", "by_runtime_mode", "by_reason", "live_tokens", "padded_tokens", "buckets", "key_hits", ...}``.
 
-        "never_hit" are the planned keys that no step has replayed, "keys" the number of keys by state. "histogram" is
-        what ``ostinato plan --histogram`` takes: ``{"decode": {size: steps}, "mixed": {size: steps}}``.
+        "never_hit" are the planned keys that no step has replayed, "keys" the number of keys by state,
+        "max_captured_tokens" what the largest mixed one may have. "histogram" is what ``ostinato plan --histogram``
+        takes: ``{"decode": {size: steps}, "mixed": {size: steps}}``.
         """
         states = dict(self.key_states)  # keys come and go on other threads
         rows = sorted(self.buckets.values(), key=lambda r: (r.runtime_mode, -r.hits, r.bucket, r.reason))
@@ -130,6 +139,7 @@ class DispatchCounters:
             "key_hits": dict(self.key_hits),
             "never_hit": [key for key in states if not self.key_hits[key]],
             "keys": {state: sum(s == state for s in states.values()) for state in KEY_STATES},
+            "max_captured_tokens": self.max_captured_tokens,
             "histogram": {
                 "decode": {str(size): count for size, count in sorted(self.decode_sizes.items())},
                 "mixed": {str(size): count for size, count in sorted(self.mixed_sizes.items())},
@@ -169,6 +179,7 @@ class DispatchCounters:
         states = self.key_states
         if isinstance(event, KeysPlanned):
             self.key_states = {key: states.get(key, "waiting") for key in event.keys}
+            self.max_captured_tokens = event.max_captured_tokens
             if self.ceiling is not None:
                 self.ceiling.keys_planned(event)
         elif isinstance(event, GraphCaptured):

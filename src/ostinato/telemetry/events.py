@@ -62,6 +62,8 @@ class KeysPlanned(Event):
     """Of any key; 0 where there is none."""
     largest_reqs: int | None = None
     """Of the keys of uniform decode; None where there is none."""
+    max_captured_tokens: int | None = None
+    """Of the largest key that other sizes may bring, but for uniform decode; None where nobody tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,6 +27,8 @@ __all__ = ["JsonLinesSink", "read_json_lines"]
 
 logger = logging.getLogger("ostinato")
 
+_MOST = 2**63
+_NUMBERS = frozenset({"int", "int | None", "float"})
 _OPENED = "Opened"
 _STEPS = "Steps"
 _DROPPED = "Dropped"
@@ -205,11 +207,18 @@ def _event(kind: type[Event], document: Mapping[str, Any]) -> Event:
     for name, value in told.items():
         if known[name] == "str" and not isinstance(value, str):
             raise TypeError(f"{name} is {value!r}, no text")
+        if known[name] in _NUMBERS and not (value is None and known[name].endswith("None")):
+            _check_number(name, value)
         if known[name] == "tuple[str, ...]" and not (
             isinstance(value, list) and all(isinstance(v, str) for v in value)
         ):
             raise TypeError(f"{name} is {value!r}, no texts")
     return kind(**told)
+
+
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST:
+        raise ValueError(f"{name} is {value!r}, no count and no time")
 
 
 def _sums(steps: DispatchCounters) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,12 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, given: str) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         output_path(f"{tmp_path}/{given}", **NAMING)
+
+
+def test_what_is_no_file_and_has_no_name_is_refused(tmp_path: Path) -> None:
+    """Evidence is written again with each row: a pipe or device would get it as often, or be replaced."""
+    os.mkfifo(tmp_path / "pipe")
+    for given in (str(tmp_path / "pipe"), ""):
+        with pytest.raises(ConfigError, match="cannot be written: it"):
+            output_path(given, **NAMING)
+    assert (tmp_path / "pipe").is_fifo()

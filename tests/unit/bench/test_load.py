@@ -59,6 +59,9 @@ def test_a_trace_may_be_cut(tmp_path: Path) -> None:
         ("2023-11-16 18:17:03,many,1", "ContextTokens"),
         ("2023-11-16 18:17:03,5,0", "GeneratedTokens"),
         ("2023-11-16 18:17:03,5", "GeneratedTokens"),
+        ("2023-11-16 18:17:03,5,10000001", "GeneratedTokens"),
+        ("2023-11-16 18:17:03.9e999,5,5", "TIMESTAMP"),
+        ("2023-11-16 18:17:03.,5,5", "TIMESTAMP"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path: Path, line: str, column: str) -> None:
@@ -71,6 +74,8 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: str, column: str) -> No
     ("text", "says"),
     [
         ("TIMESTAMP,Tokens\n", "line 1 of the trace .* lacks the columns ContextTokens"),
+        ("TIMESTAMP,ContextTokens,ContextTokens,GeneratedTokens\n", "line 1 of the trace .* names ContextTokens twice"),
+        (HEAD + "2023-11-16 18:17:03,1,024,7\n", "line 2 of the trace .* has more fields than line 1"),
         (HEAD, "no requests: it ends after line 1"),
         (HEAD + "\n\n", "no requests: it ends after line 3"),
         ("\x00", "lacks"),

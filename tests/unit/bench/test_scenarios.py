@@ -441,6 +441,9 @@ def test_what_cannot_fit_is_refused_before_an_engine_is_made(
 def test_an_unwritable_output_is_refused_before_an_engine_is_made(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
         run(model, "decode", json_out=str(tmp_path / "absent" / "x.json"))
+    config = BenchConfig(engine=EngineConfig(model=str(model), load_format="dummy", device="cpu"))
+    with pytest.raises(ConfigError, match="evidence and plot are to be the same file"):
+        run_bench("checks", config, json_out=str(tmp_path / "x"), plot_out=f"{tmp_path}/../{tmp_path.name}/x")
 
 
 def test_every_peer_has_a_file() -> None:

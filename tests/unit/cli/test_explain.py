@@ -213,6 +213,25 @@ def test_costs_are_measured_kept_and_read(
     assert "Measured costs in ms" in capsys.readouterr().out
 
 
+def test_costs_of_other_sizes_are_estimates_and_it_is_said(
+    explained: Callable[..., dict[str, Any]], ostinato_command: Command, capsys: Capture, model: str, tmp_path: Path
+) -> None:
+    costs = ["--costs", str(tmp_path / "costs.json")]
+    explained("--measure", *costs, *LIMITS)  # of 16 and 32 tokens
+    (decision,) = explained("--prefill", "20", *costs, *LIMITS)["step"]["decisions"]
+    assert decision["estimated"] == [] and decision["cost_ms"] is not None
+    other = [*LIMITS[:2], "--max-num-tokens", "24", *LIMITS[4:]]  # 16 and 24
+    (decision,) = explained("--prefill", "20", *costs, *other)["step"]["decisions"]
+    assert decision["estimated"] == ["PIECEWISE tokens=24"]
+    (decision,) = explained("--prefill", "10", *costs, *other)["step"]["decisions"]
+    assert "PIECEWISE tokens=16" not in decision["estimated"]
+    args = ["explain", "--model", model, "--load-format", "dummy", "--device", "cpu", "--prefill", "20", *costs]
+    for limits, is_told in ((LIMITS, False), (other, True)):
+        assert ostinato_command(*args, *limits) == 0
+        told = capsys.readouterr().out
+        assert ("Measured with other sizes: no cost was measured of PIECEWISE tokens=24;" in told) is is_told
+
+
 def test_costs_of_another_device(
     explained: Callable[..., dict[str, Any]], ostinato_command: Command, capsys: Capture, model: str, tmp_path: Path
 ) -> None:
@@ -229,6 +248,17 @@ def test_costs_of_another_device(
     assert json.loads(costs.read_text()) == document
 
 
+def test_an_absent_device_is_told_in_options(
+    ostinato_command: Command, capsys: Capture, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert ostinato_command("explain", "--model", model, "--device", "cuda") == 2
+    err = capsys.readouterr().err
+    assert "error OST102: " in err and "use --device cpu (simulated graphs)" in err
+
+
 def test_costs_that_are_not_there(ostinato_command: Command, capsys: Capture, model: str, tmp_path: Path) -> None:
     args = ["explain", "--model", model, "--load-format", "dummy", "--device", "cpu", "--decode", "2", *LIMITS]
     assert ostinato_command(*args, "--costs", str(tmp_path / "costs.json")) == 2
@@ -243,6 +273,8 @@ def test_costs_that_are_not_there(ostinato_command: Command, capsys: Capture, mo
         (["--partition", "auto", "--measure"], "OST100", "goes by what was measured before"),
         (("--partitions", "fx,breakable"), "OST100", "add --measure"),
         (("--context", "64"), "OST100", "belongs to a step"),
+        (["--costs", "costs.json"], "OST100", "--costs tells of a step"),
+        (["--costs", "costs.json", "--partitions", "fx,breakable"], "OST100", "--costs tells of a step"),
         (["--compile", "gcc"], "OST101", "unknown compile 'gcc'"),
         (["--attention", "flash"], "OST101", "unknown attention 'flash'"),
         (["--draft-length", "-1"], "OST100", "--draft-length is -1"),

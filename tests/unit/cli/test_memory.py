@@ -69,6 +69,7 @@ def test_shared_executables_are_fewer(tiny: str, ostinato_command: Command, caps
     [
         (("--executables", "none"), "unknown executables"),
         (("--budget-mib", "0"), "--budget-mib is 0"),
+        (("--budget-mib", "1e308"), "--budget-mib is 1e+308"),
         (("--budget-mib", "1"), "--max-num-reqs gives"),
         (("--kv-tokens", "1"), "--kv-tokens"),
         (("--mode", "ful"), "unknown mode"),

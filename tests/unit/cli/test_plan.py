@@ -77,6 +77,28 @@ def test_a_picture(run_cli: Any, trace: Path, tmp_path: Path) -> None:
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_files_that_programs_of_windows_have_written(run_cli: Any, tmp_path: Path) -> None:
+    """They begin with a byte order mark."""
+    histogram, costs = tmp_path / "h.json", tmp_path / "c.json"
+    histogram.write_text('{"decode": {"1": 9, "3": 4}}\r\n', encoding="utf-8-sig")
+    costs.write_text('{"hardware": "H", "decode": {"1": 0.8}}', encoding="utf-8-sig")
+    assert run_cli("plan", "--histogram", histogram, "--cost", costs).code == 0
+
+
+@pytest.mark.parametrize("option", ["--histogram", "--cost", "--prices"])
+def test_a_file_that_goes_too_deep(run_cli: Any, tmp_path: Path, option: str) -> None:
+    deep, histogram = tmp_path / "deep.json", tmp_path / "h.json"
+    deep.write_text("[" * 100_000)
+    histogram.write_text('{"decode": {"1": 9, "3": 4}}')
+    result = run_cli("plan", option, deep, *(() if option == "--histogram" else ("--histogram", histogram)))
+    assert result.code == 2 and "deep.json is not JSON" in result.err
+
+
+def test_more_requests_than_a_trace_has_need_no_memory(run_cli: Any, trace: Path) -> None:
+    found = [run_cli("plan", "--trace", trace, "--max-num-reqs", most, "--json") for most in ("4096", str(10**30))]
+    assert found[0].code == 0 and found[0].out == found[1].out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -216,10 +238,13 @@ def test_the_file_of_measured_dispatch_decides(run_cli: Any, tmp_path: Path) -> 
         ({"hardware": "H"}, "has no costs"),
         ({"hardware": "H", "decode": [1]}, "'decode' must map sizes to times"),
         ({"hardware": "H", "decode": {"1": -1}}, "the cost curve has"),
-        ({"origin": {}, "tables": {}}, "does not say where it was measured"),
-        ({"origin": {"hardware": "H"}, "tables": {}}, "has the costs of no partition"),
-        ({"origin": {"hardware": "H"}, "tables": {"fx": []}}, "table 'fx': no graph was measured"),
-        ({"origin": {"hardware": "H"}, "tables": {"fx": 3}}, "is no file of measured costs"),
+        ({"format": 2, "origin": {}, "tables": {}}, "does not say where it was measured"),
+        ({"format": 2, "origin": {"hardware": "H"}, "tables": {}}, "has the costs of no partition"),
+        ({"format": 2, "origin": {"hardware": "H"}, "tables": {"fx": []}}, "table 'fx': no graph was measured"),
+        ({"origin": {"hardware": "H"}, "tables": {"fx": []}}, "error OST104: "),
+        ({"origin": {"hardware": "H"}, "tables": {"fx": []}}, "measured with format 1, and here it is 2"),
+        ({"format": "2", "origin": {"hardware": "H"}, "tables": {}}, "measured with format '2', and here it is 2"),
+        ({"format": 2, "origin": {"hardware": "H"}, "tables": {"fx": 3}}, "is no file of measured costs"),
         ({"tables": {"fx": []}}, "it has no origin and tables"),
     ],
 )

@@ -107,6 +107,9 @@ def test_the_mean_is_over_captured_keys_and_known_times(tmp_path: Path) -> None:
         {"graphs": 4},
         {"predicted": {"graph pool": 5}, "measured": None, "graphs": 4},
         {"predicted": {"graph pool": 5, "executables": 5}, "measured": None, "graphs": 0},
+        {"predicted": {"graph pool": float("inf"), "executables": 5}, "measured": None, "graphs": 1},
+        {"predicted": {"graph pool": 10**400, "executables": 5}, "measured": None, "graphs": 1},
+        {"keys": {"a": CAPTURED | {"seconds": float("inf")}}},
     ],
 )
 def test_files_without_prices(tmp_path: Path, document: object) -> None:
@@ -164,6 +167,9 @@ def test_assumed_capture_times_are_told(
         (("--model", "m", "--kv-bytes-per-token", "3"), "--model and --kv-bytes-per-token both price a token"),
         (("--dtype", "float32"), "--dtype goes with --model"),
         (("--graph-mib", "0"), "a graph of mib 0 cannot be"),
+        (("--graph-mib", "1e308"), "a graph of mib 1e+308 cannot be"),
+        (("--kv-bytes-per-token", str(10**400)), "--kv-bytes-per-token is 1000"),
+        (("--max-graphs", str(10**400)), "--max-graphs is 1000"),
         (("--prices", "nowhere.json"), "cannot be read"),
     ],
 )

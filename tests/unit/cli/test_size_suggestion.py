@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ostinato import LLM, SamplingParams
+from ostinato.cli.traffic_input import read_planned
 from ostinato.engine.config import EngineConfig
 from ostinato.telemetry import JsonLinesSink
 from ostinato.testing.tiny_models import write_tiny_model
@@ -63,7 +64,12 @@ def test_the_engine_says_the_same(
 ) -> None:
     """From its events and from its stats."""
     events, stats = tmp_path / "events.jsonl", tmp_path / "stats.json"
-    sizes: dict[str, Any] = {"decode_sizes": (1, 8), "token_sizes": (8, 64), "mode": "full_and_piecewise"}
+    sizes: dict[str, Any] = {
+        "decode_sizes": (1, 8),
+        "token_sizes": (8, 64),
+        "max_num_batched_tokens": 600,
+        "mode": "full_and_piecewise",
+    }
     with JsonLinesSink(events) as sink, LLM(str(write_tiny_model(tmp_path)), sinks=[sink], **sizes, **LIMITS) as llm:
         for _ in range(3):
             llm.generate([[5, 6, 7]] * 3, SamplingParams(max_tokens=400, ignore_eos=True))
@@ -71,8 +77,21 @@ def test_the_engine_says_the_same(
         stats.write_text(json.dumps(llm.stats(), default=str))
     assert expected.decode_sizes == (3, 8)
     for source in (events, stats):
+        assert read_planned(str(source))[2] == 600, "as many as a step may have"
         assert ostinato_command("stats", str(source), "--suggest", "--json") == 0
         assert json.loads(capsys.readouterr().out)["suggestion"] == json.loads(json.dumps(expected.to_dict()))
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(512, [20, 100]), (90, [20, 32]), (None, [20, 32])])
+def test_mixed_steps_above_all_graphs_get_one_where_the_engine_would_capture_it(
+    tmp_path: Path, ostinato_command: Command, capsys: pytest.CaptureFixture[str], most: int | None, sizes: list[int]
+) -> None:
+    path = tmp_path / "stats.json"
+    told = dispatch({}, {"20": 2000, "100": 2000, "900": 500}, [*KEYS, "PIECEWISE tokens=16", "PIECEWISE tokens=32"])
+    path.write_text(json.dumps({"dispatch": told | ({} if most is None else {"max_captured_tokens": most})}))
+    assert ostinato_command("stats", str(path), "--suggest", "--json") == 0
+    found = json.loads(capsys.readouterr().out)["suggestion"]["mixed"]
+    assert found["then"]["sizes"] == sizes
 
 
 @pytest.mark.parametrize(
@@ -81,6 +100,10 @@ def test_the_engine_says_the_same(
         ({"decode": {"3": 1}}, "does not say which graphs are planned"),
         ({"dispatch": dispatch({"5": 1}, {}, ["FULL tokens=?"])}, "names a graph that cannot be"),
         ({"dispatch": dispatch({}, {}, KEYS)}, "has no steps"),
+        ({"dispatch": dispatch({"5": 1}, {}, KEYS) | {"max_captured_tokens": 0}}, "does not say which graphs"),
+        ({"dispatch": dispatch({"5": 1}, {}, KEYS) | {"never_hit": [3, 4, 5, 6]}}, "does not say which graphs"),
+        ({"dispatch": dispatch({"5": 10**400}, {}, KEYS)}, "the decode histogram has 5: 1000"),
+        ({"dispatch": dispatch({"5": 1}, {}, KEYS) | {"max_captured_tokens": "many"}}, "does not say which graphs"),
     ],
 )
 def test_sources_that_suggest_nothing(

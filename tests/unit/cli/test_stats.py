@@ -218,7 +218,7 @@ def test_a_page_that_never_ends(
     assert "more than 100 bytes" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("seconds", ["0", "-1", "inf", "nan"])
+@pytest.mark.parametrize("seconds", ["0", "-1", "inf", "nan", "1e99"])
 def test_watching_needs_a_time(
     file: Path, ostinato_command: Command, capsys: pytest.CaptureFixture[str], seconds: str
 ) -> None:

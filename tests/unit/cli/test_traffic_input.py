@@ -74,7 +74,7 @@ def test_events_are_added_up(tmp_path: Path, every_step: bool) -> None:
         tell(sink)
     found = read_histogram(str(path))
     assert found.decode == {3: 10, 4: 4} and found.mixed == {40: 2}
-    assert read_planned(str(path)) == (found, ["FULL tokens=4 reqs=4 query_len=1"])
+    assert read_planned(str(path)) == (found, ["FULL tokens=4 reqs=4 query_len=1"], None)
 
 
 def without_histogram() -> dict:
@@ -112,7 +112,7 @@ def test_an_endpoint_is_refused_without_asking_it() -> None:
 
 def test_planned_keys_of_a_document(tmp_path: Path) -> None:
     path = tmp_path / "f.json"
-    found, planned = read_planned(written(path, told()))
+    found, planned, _ = read_planned(written(path, told()))
     assert (found.decode, planned) == (EXPECTED["decode"], ["FULL tokens=4 reqs=4 query_len=1"])
     document = told()
     document["dispatch"]["key_hits"]["FULL tokens=2 reqs=2 query_len=1"] = 3  # retired since

@@ -34,6 +34,8 @@ def test_every_mode_is_accepted(mode: str) -> None:
         ("load_format", "dumy", "dummy"),
         ("attention", "trition", "triton"),
         ("device", "cuda:x", "cuda:N"),
+        ("device", "cuda:\u0663", "cuda:N"),
+        ("device", "cuda:99999999999999999999", "cuda:N"),
         ("device", "cudaa", "cuda"),
         ("mode", None, "piecewise"),
         ("decode_sizes", "vlm", "vllm"),

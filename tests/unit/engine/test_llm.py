@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import logging
+import re
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -449,6 +451,19 @@ def test_progress(tiny_dir: Callable[[str], Path]) -> None:
         num_graphs = engine.stats()["graphs"]["count"]
     assert told[-2:] == [("warm-up and capture", 2 * num_graphs, "passes"), ("done", 2 * num_graphs)]
     assert num_graphs > 0
+
+
+def test_a_start_tells_the_log_what_takes_time(
+    tiny_dir: Callable[[str], Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), LLM(str(tiny_dir("llama")), **SETTINGS) as engine:
+        num_graphs = engine.stats()["graphs"]["count"]
+    assert not caplog.messages, "nobody asked"
+    with caplog.at_level(logging.INFO), LLM(str(tiny_dir("llama")), **SETTINGS):
+        pass
+    told = [text for text in caplog.messages if text.startswith("warm-up and capture ")]
+    assert told[0] == f"warm-up and capture begins: {2 * num_graphs} passes"
+    assert re.fullmatch(r"warm-up and capture ended after \d+\.\d s", told[1])
 
 
 # --- stats and the end ------------------------------------------------------------------------------

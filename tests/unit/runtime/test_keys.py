@@ -57,7 +57,11 @@ def test_a_key_can_be_read_from_its_text(key: GraphKey) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "FULL", "FULL reqs=3", "FUL tokens=3", "FULL tokens=x", "FULL tokens=3 more=4", "FULL tokens=3 reqs"]
+    "text",
+    [
+        *("", "FULL", "FULL reqs=3", "FUL tokens=3", "FULL tokens=x", "FULL tokens=3 more=4", "FULL tokens=3 reqs"),
+        *("FULL tokens=0", "FULL tokens=-3", "FULL tokens=3 reqs=0", f"FULL tokens={10**400}"),
+    ],
 )
 def test_other_text_is_no_key(text: str) -> None:
     with pytest.raises(ValueError):

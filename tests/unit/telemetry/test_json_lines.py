@@ -181,6 +181,25 @@ def test_an_unwritable_path_is_found_when_it_is_made(tmp_path):
             JsonLinesSink(target)
 
 
+def step_line(name, value):
+    fields = {"runtime_mode": '"FULL"', "bucket": '"4"', "reason": '"PADDED"', "live_tokens": "3", "padded_tokens": "4"}
+    return '{"event": "StepDispatched", ' + ", ".join(f'"{n}": {v}' for n, v in {**fields, name: value}.items()) + "}"
+
+
+def steps_line(name, value):
+    row = {"runtime_mode": '"FULL"', "bucket": '"4"', "reason": '"PADDED"', "hits": "1", "live_tokens": "3"}
+    row |= {"padded_tokens": "4", "launch_seconds": "0.1", "step_seconds": "0", name: value}
+    rows = "{" + ", ".join(f'"{n}": {v}' for n, v in row.items()) + "}"
+    return (
+        f'{{"event": "Steps", "buckets": [{rows}], "key_hits": {{}}, "histogram": {{"decode": {{}}, "mixed": {{}}}}}}'
+    )
+
+
+def test_lines_of_steps_are_read():
+    lines = [step_line("live_reqs", "null"), steps_line("hits", "1")]
+    assert read_json_lines(line + "\n" for line in lines).dispatch.steps == 2
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -191,6 +210,12 @@ def test_an_unwritable_path_is_found_when_it_is_made(tmp_path):
         '{"event": "Steps"}',
         '{"event": "Steps", "buckets": [{}], "key_hits": {}, "histogram": {"decode": {}, "mixed": {}}}',
         '{"event": "StepDispatched", "bucket": "4"}',
+        step_line("live_tokens", "Infinity"),
+        step_line("padded_tokens", "-1"),
+        step_line("launch_seconds", '"long"'),
+        step_line("live_reqs", "true"),
+        steps_line("launch_seconds", "NaN"),
+        steps_line("hits", "-1"),
     ],
 )
 def test_a_line_that_is_no_event_is_named(line):

@@ -2,6 +2,7 @@
 
 from ostinato.engine.execution.background import BackgroundCapture
 from ostinato.engine.execution.costs import measure_costs
+from ostinato.engine.execution.device_lock import DeviceLock
 from ostinato.engine.execution.engine_graphs import EngineGraphs
 from ostinato.engine.execution.examine import examine_steps
 from ostinato.engine.execution.executor import Executor
@@ -43,6 +44,7 @@ __all__ = [
     "ShadowTurns",
     "SizeSuggestion",
     "SleepReport",
+    "DeviceLock",
     "StepQuery",
     "StoredCosts",
     "examine_steps",

@@ -178,7 +178,7 @@ class EngineGraphs:
     def _save(self) -> None:
         if self._manifest is None:
             return
-        self._manifest.learn(self.executor, self.captures.costs)
+        self._manifest.learn(self.captures, self.weights)
         try:
             self._manifest.save(Path(self._config.manifest or ""))
         except ConfigError as error:  # it would save time at the next start; nothing at hand is lost for it

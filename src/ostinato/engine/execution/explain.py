@@ -24,6 +24,7 @@ from ostinato.runtime import (
     CostTable,
     Decision,
     GraphConfig,
+    GraphKey,
     Mode,
     ModeRequest,
     Phase,
@@ -96,9 +97,10 @@ def explain_step(
     draft_length: int = 0,
     num_active_loras: int = 0,
     progress: ProgressReporter | None = None,
-) -> tuple[str, Decision]:
+) -> tuple[str, Decision, list[GraphKey]]:
     """How graphs are made here (`partition_name`), and what the step of ``query`` would run as, were all of them
-    captured: by the costs in the file that ``config`` names, or by the order of ways.
+    captured: by the costs in the file that ``config`` names, or by the order of ways. Last, those of its candidates
+    whose cost is an estimate, since the file was measured with other sizes.
 
     Raises:
         ConfigError: the step is above a limit, or the file does not hold costs of this way to make graphs.
@@ -116,7 +118,10 @@ def explain_step(
         raise ConfigError(f"{config.costs} {there} partition {stored.name}", fix="add --measure to measure them now")
     support = get_attention_backend(resolved.attention, device.type).capture_support
     costs = stored.table or CostTable()  # an empty one changes no choice, and has the later candidates listed
-    return stored.name, preview(live, settings, support=support, device_type=device.type, costs=costs)
+    decision = preview(live, settings, support=support, device_type=device.type, costs=costs)
+    candidates = [(decision.key, decision.cost_ms), *((one.key, one.cost_ms) for one in decision.alternatives)]
+    estimated = [key for key, ms in candidates if key and ms is not None and not costs.is_measured(live, key)]
+    return stored.name, decision, estimated
 
 
 def _settings(

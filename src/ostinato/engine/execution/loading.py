@@ -6,6 +6,7 @@ way while an engine is made of the model, as long as nobody needs their values.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,8 +71,10 @@ class LoadedModel:
 def find_device(name: str) -> torch.device:
     """The device that ``name`` means here: "auto" is CUDA where there is one.
 
+    Kernels are launched on a thread's current device, wherever their tensors are: so another one is refused.
+
     Raises:
-        DeviceUnavailableError: CUDA was asked for and is absent, or has no such index.
+        DeviceUnavailableError: CUDA was asked for and is absent, has no such index, or has another current device.
     """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
@@ -79,11 +82,20 @@ def find_device(name: str) -> torch.device:
         raise DeviceUnavailableError(
             f"device {name} asked for, but torch finds no CUDA device", fix="use device='cpu' (simulated graphs)"
         )
-    device = torch.device("cuda" if name == "auto" else name)
-    index = torch.cuda.current_device() if device.index is None else device.index
+    current = torch.cuda.current_device()
+    number = name.partition(":")[2]  # not as torch reads it, to which cuda:256 is cuda:0
+    index = int(number) if number else current
     if index >= torch.cuda.device_count():
         raise DeviceUnavailableError(
             f"there is no device {name}", fix=f"use cuda:0 to cuda:{torch.cuda.device_count() - 1}"
+        )
+    if index != current:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")  # renumbers, where it is set
+        outside = visible[index].strip() if index < len(visible) and visible[index].strip() else str(index)
+        raise DeviceUnavailableError(
+            f"device {name} asked for, and the current device is cuda:{current}: kernels would be launched there",
+            fix=f"set CUDA_VISIBLE_DEVICES={outside} in the environment and use device='cuda', "
+            f"or call torch.cuda.set_device({index}) first",
         )
     return torch.device("cuda", index)
 
@@ -124,6 +136,8 @@ def load_model(config: EngineConfig, *, progress: ProgressReporter | None = None
         model = build_model(model_config, device=device, dtype=dtype, max_model_len=max_len)
         if is_dummy:
             model.init_dummy(config.seed)
+            if tokenizer is not None:
+                tokenizer.prepare()
         else:
             copies = _copying(model, files, tokenizer, waits=waits, progress=progress)
     return LoadedModel(

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from ostinato._whole_file import replace_file
-from ostinato.engine.execution.executor import Executor
+from ostinato.engine.execution.captures import Captures
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.execution.origin import origin_of
+from ostinato.engine.execution.reload import EngineWeights
 from ostinato.errors import ConfigError
-from ostinato.runtime import CaptureCost, GraphKey, Reason, TrafficHistogram
+from ostinato.runtime import GraphKey, Reason, TrafficHistogram
 
 __all__ = ["CaptureManifest", "KeyVerdict", "Verdict"]
 
@@ -102,9 +103,11 @@ class CaptureManifest:
         known = {key: self.keys[str(key)].verdict for key in keys if str(key) in self.keys}
         return {key: reasons[verdict] for key, verdict in known.items() if verdict in reasons}
 
-    def learn(self, executor: Executor, costs: Mapping[GraphKey, CaptureCost]) -> None:
-        """Take in how the keys of ``executor`` stand, what they have taken (``costs``), and what it has served."""
-        graphed = executor.graphed
+    def learn(self, captures: Captures, weights: EngineWeights) -> None:
+        """Take in how the keys of an executor stand, what they have taken, and what it has served; it is of the
+        ``weights`` that serve now, which may have been reloaded."""
+        self.origin |= {"model": weights.source, "weights": weights.weights_id}
+        graphed, costs = captures.executor.graphed, captures.costs
         for key in graphed.keys:
             why = graphed.why_blocked(key)
             verdict = Verdict(_BLOCKED.get(why, "pending")) if why is not None else Verdict.CAPTURED
@@ -116,7 +119,7 @@ class CaptureManifest:
                 driver_bytes=known.driver_bytes if cost is None else cost.driver_bytes,
                 seconds=known.seconds if cost is None else round(cost.seconds, 4),
             )
-        self.kv_tokens = executor.kv_tokens
+        self.kv_tokens = captures.executor.kv_tokens
         counters = graphed.counters
         if counters.decode_sizes or counters.mixed_sizes:
             self.traffic = TrafficHistogram(decode=dict(counters.decode_sizes), mixed=dict(counters.mixed_sizes))
@@ -142,7 +145,7 @@ class CaptureManifest:
     @classmethod
     def _read(cls, path: Path) -> CaptureManifest:
         try:
-            document: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            document: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8-sig"))
             return cls(
                 origin=dict(document["origin"]),
                 keys={name: _verdict(entry) for name, entry in document["keys"].items()},
@@ -151,7 +154,7 @@ class CaptureManifest:
             )
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error}", fix="name a readable file") from error
-        except (ValueError, KeyError, TypeError, AttributeError, UnicodeError, ConfigError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ConfigError(f"{path} is no manifest: {error}", fix="name another file, or remove it") from error
 
 

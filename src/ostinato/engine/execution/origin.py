@@ -21,9 +21,10 @@ from ostinato.runtime import driver_version, hardware_name
 __all__ = ["origin_of"]
 
 _NO_PART: Final = frozenset(
-    {"manifest", "seed", "capture", "capture_share", "costs", "dispatch", "overlap", "on_moved", "shadow_share"}
+    {"model", "manifest", "seed", "capture", "capture_share", "costs"}
+    | {"dispatch", "overlap", "on_moved", "shadow_share"}
 )
-"""Settings that change no graph."""
+"""Settings that change no graph, and the one that is a fact of its own."""
 
 
 def origin_of(loaded: LoadedModel) -> dict[str, str]:
@@ -33,7 +34,7 @@ def origin_of(loaded: LoadedModel) -> dict[str, str]:
         "hardware": hardware_name(loaded.device),
         **_driver_of(loaded.device),
         "model": loaded.config.model,
-        "model config": f"{loaded.model.config.family} {_digest(dataclasses.asdict(loaded.model.config))}",
+        "model config": loaded.model.config.identity,
         "weights": loaded.weights_id,
         "torch": str(torch.__version__),
         **_triton(),

@@ -19,7 +19,7 @@ from ostinato.engine.execution.executor import Executor
 from ostinato.engine.execution.loading import LoadedModel, fitting_tensors
 from ostinato.engine.execution.qualify import qualify_steps
 from ostinato.engine.models import ModelConfig
-from ostinato.engine.weights import ProgressReporter, copy_tensors, resolve_model
+from ostinato.engine.weights import ProgressReporter, checkpoint_id, copy_tensors, resolve_model
 from ostinato.errors import CheckpointError, ConfigError
 from ostinato.runtime import GraphKey
 
@@ -49,7 +49,8 @@ class EngineWeights:
 
     def __init__(self, loaded: LoadedModel, executor: Executor) -> None:
         self._config, self._executor = loaded.config, executor
-        self.source = loaded.config.model
+        self.source, self.weights_id = loaded.config.model, loaded.weights_id
+        """Which serve: by name, and told from others of that name (`LoadedModel.weights_id`)."""
         self.num_reloads = 0
         self.are_whole = True
         """Whether all are of one model: False once writing broke off in the middle, until a reload succeeds."""
@@ -61,7 +62,7 @@ class EngineWeights:
         began = time.perf_counter()
         name = self._config.model if model is None else model
         is_dummy = model is None and self._config.load_format == "dummy"
-        fitting = None if is_dummy else self._find(name, progress)
+        fitting, weights_id = (None, "dummy") if is_dummy else self._find(name, progress)
         graphed = self._executor.graphed
         self._executor.finish_shadow()  # of a step with the weights that there are
         graphed.apply_guards()  # else graphs would go on with the tensors that were there before
@@ -72,7 +73,7 @@ class EngineWeights:
             copy_tensors(fitting, progress=progress)
         if graphed.device.type == "cuda":
             torch.cuda.synchronize(graphed.device)
-        self.are_whole, self.source = True, name
+        self.are_whole, self.source, self.weights_id = True, name, weights_id
         self.num_reloads += 1
         return ReloadReport(
             source=name,
@@ -85,12 +86,12 @@ class EngineWeights:
         """``{"source", "reloads", "whole"}``."""
         return {"source": self.source, "reloads": self.num_reloads, "whole": self.are_whole}
 
-    def _find(self, name: str, progress: ProgressReporter | None) -> list[tuple[Tensor, Tensor]]:
-        """See `fitting_tensors`."""
+    def _find(self, name: str, progress: ProgressReporter | None) -> tuple[list[tuple[Tensor, Tensor]], str]:
+        """See `fitting_tensors` and `checkpoint_id`."""
         files = resolve_model(name, progress=progress)
         model = self._executor.model
         _check_same(model.config, ModelConfig.from_hf(files.config), name)
-        return fitting_tensors(model, files)
+        return fitting_tensors(model, files), checkpoint_id(files.directory)
 
     def _verify(self) -> tuple[GraphKey, ...]:
         """Look at all that any graph reads, and hold the smallest graph of each kind against eager."""

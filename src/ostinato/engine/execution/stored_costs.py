@@ -57,8 +57,8 @@ class StoredCosts:
     def __init__(self, config: EngineConfig, device: torch.device, model: ModelConfig) -> None:
         self._path = None if config.costs is None else Path(config.costs)
         self.name = partition_name(config, device.type, model)
-        self._origin = _origin(config, device)
-        self._tables = _tables(config, device)
+        self._origin = _origin(config, device, model)
+        self._tables = _tables(config, device, model)
         if self._path is not None and self.name not in self._tables:
             check_costs_path(self._path)
 
@@ -104,7 +104,7 @@ def settle_partition(config: EngineConfig, device: torch.device, model: ModelCon
     if config.partition != "auto":
         return config, None
     default = dataclasses.replace(config, partition=_DEFAULT)
-    tables = _tables(config, device)
+    tables = _tables(config, device, model)
     found: dict[str, EngineConfig] = {}
     for partition in Partition:
         asked = dataclasses.replace(config, partition=partition.value)
@@ -155,11 +155,12 @@ def _full_batch(key: GraphKey) -> LiveBatch:
     )
 
 
-def _origin(config: EngineConfig, device: torch.device) -> dict[str, str]:
+def _origin(config: EngineConfig, device: torch.device, model: ModelConfig) -> dict[str, str]:
     """What measured costs hold for."""
     return {
         "hardware": hardware_name(device),
         "model": config.model,
+        "model config": model.identity,  # another may lie in the same folder by now
         "dtype": config.dtype,
         "attention": config.attention,
         "overlap": "on" if config.overlap else "off",
@@ -168,8 +169,8 @@ def _origin(config: EngineConfig, device: torch.device) -> dict[str, str]:
     }
 
 
-def _tables(config: EngineConfig, device: torch.device) -> dict[str, CostTable]:
+def _tables(config: EngineConfig, device: torch.device, model: ModelConfig) -> dict[str, CostTable]:
     """All of the file that ``config`` names, if it is there."""
     if config.costs is None or not Path(config.costs).exists():
         return {}
-    return read_costs(config.costs, origin=_origin(config, device))
+    return read_costs(config.costs, origin=_origin(config, device, model))

@@ -50,16 +50,12 @@ class KernelCopy:
             logger.info("the driver copies pinned memory of another device than %s", device)
             self._mapped, self._launch = _words(pinned), _by_driver
 
-    def to_device(self, target: Tensor) -> None:
-        """Copy to ``target``, contiguous and of the same number of bytes."""
-        self._launch(_words(target), self._mapped)
-
     def from_device(self, source: Tensor) -> None:
         """Copy from ``source``, contiguous and of the same number of bytes."""
         self._launch(self._mapped, _words(source))
 
     def into(self, target: Tensor) -> Callable[[], None]:
-        """`to_device` of this target, with all that does not change looked up once."""
+        """What copies to ``target``, contiguous and of the same number of bytes, each time that it is called."""
         words, mapped, launch = _words(target), self._mapped, self._launch
         return lambda: launch(words, mapped)
 

@@ -1,14 +1,18 @@
 """How long work tells its watcher how far it is.
 
-The CLI plugs in progress bars, a test a recorder; without either it is silent. Called by whatever
-downloads, converts or loads.
+The CLI plugs in progress bars, a test a recorder; without either, the log alone says on INFO what began and how long it
+took. Called by whatever downloads, converts, loads or captures.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
+
+logger = logging.getLogger("ostinato")
 
 
 class ProgressReporter(Protocol):
@@ -43,8 +47,11 @@ def reporting(
 ) -> Iterator[ProgressReporter]:
     """Start a piece of work on ``progress`` and finish it however the block ends."""
     reporter: ProgressReporter = SilentProgress() if progress is None else progress
+    logger.info("%s begins%s", label, "" if total is None else f": {total:,} {unit}")
+    began = time.monotonic()
     reporter.start(label, total, unit)
     try:
         yield reporter
     finally:
         reporter.finish()
+        logger.info("%s ended after %.1f s", label, time.monotonic() - began)

@@ -52,7 +52,9 @@ def checkpoint_id(directory: str | Path) -> str:
 def iter_safetensors(directory: str | Path) -> Iterator[tuple[str, Tensor]]:
     """Yield every (name, tensor) of a folder. Tensors lie on the CPU, in the stored dtype.
 
-    They are mapped, not read: that comes with their first use (`copy_tensors`), and they outlive the iterator.
+    They are mapped, not read: that comes with their first use (`copy_tensors`), and they outlive the iterator. That
+    each file is as long as its header says was seen before; of one that is cut off afterwards, by somebody who writes
+    into it instead of replacing it, a missing page ends the process (SIGBUS), which nothing here can catch.
 
     Args:
         directory: folder with ``model.safetensors``, or shards and ``model.safetensors.index.json``.

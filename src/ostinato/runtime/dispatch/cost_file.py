@@ -38,16 +38,11 @@ def read_costs(path: Path | str, *, origin: Mapping[str, str]) -> dict[str, Cost
     """
     document = _read(Path(path))
     found, tables = _parts(document, path)
-    pairs = [(fact, found.get(fact), origin.get(fact)) for fact in {**origin, **found}]
-    # First, and no fact among the others: one of them may have this name, and would hide it.
-    for fact, there, here in [("format", str(document.get("format", 1)), str(_FORMAT)), *pairs]:
-        if there != here:
-            raise ForeignCostsError(
-                f"{path} was measured with {fact} {there or 'unknown'}, and here it is {here or 'unknown'}",
-                fix="name another file, and it is measured and written here",
-                expected=here,
-                got=there,
-            )
+    fix = "name another file, and it is measured and written here"
+    _check_format(document, path, fix)  # first, and no fact among the others: one of them may have this name
+    for fact in {**origin, **found}:
+        if found.get(fact) != origin.get(fact):
+            raise _foreign(path, fact, found.get(fact), origin.get(fact), fix)
     return _tables(tables, path)
 
 
@@ -58,8 +53,10 @@ def parse_costs(document: Mapping[str, Any], *, name: Path | str) -> tuple[dict[
 
     Raises:
         ConfigError: it is no such file; the message calls it ``name``.
+        ForeignCostsError: its times mean something else ("format").
     """
     origin, tables = _parts(document, name)
+    _check_format(document, name, "measure again, into a new file: `ostinato explain --measure --costs FILE`")
     return origin, _tables(tables, name)
 
 
@@ -99,6 +96,21 @@ def _parts(document: Mapping[str, Any], path: Path | str) -> tuple[dict[str, str
     return origin, tables
 
 
+def _check_format(document: Mapping[str, Any], path: Path | str, fix: str) -> None:
+    there = repr(document.get("format", 1))  # told from a string of the same look, and from 2.0
+    if there != repr(_FORMAT):
+        raise _foreign(path, "format", there, repr(_FORMAT), fix)
+
+
+def _foreign(path: Path | str, fact: str, there: object, here: object, fix: str) -> ForeignCostsError:
+    return ForeignCostsError(
+        f"{path} was measured with {fact} {there or 'unknown'}, and here it is {here or 'unknown'}",
+        fix=fix,
+        expected=here,
+        got=there,
+    )
+
+
 def _tables(tables: Mapping[str, Any], path: Path | str) -> dict[str, CostTable]:
     try:
         return {name: CostTable.from_dict(entries) for name, entries in tables.items()}
@@ -116,7 +128,7 @@ def _unwritable(path: Path, why: object) -> ConfigError:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}", fix="name a readable JSON file") from error
     except (ValueError, RecursionError) as error:

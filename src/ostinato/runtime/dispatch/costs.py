@@ -108,9 +108,17 @@ class CostTable:
         """Expected milliseconds of a step of ``live`` by ``key``, or eagerly if that is None; None: not measured."""
         if live.num_active_loras or live.variant:
             return None
-        tier = key.kv_tier if key is not None and key.kv_tier is not None else self._tier_of(live)
-        curve = self._curves.get((BatchKind(uniform_query_len=live.uniform_query_len, kv_tier=tier), way_of(key)))
+        curve = self._curves.get((self._kind_of(live, key), way_of(key)))
         return None if curve is None else curve(live.num_tokens if key is None else key.num_tokens)
+
+    def is_measured(self, live: LiveBatch, key: GraphKey) -> bool:
+        """Whether the bucket of ``key`` was timed itself: otherwise `cost_ms` goes by the sizes beside it."""
+        asked = (self._kind_of(live, key), way_of(key), key.num_tokens)
+        return any(sample.cost == asked for sample in self.samples)
+
+    def _kind_of(self, live: LiveBatch, key: GraphKey | None) -> BatchKind:
+        tier = key.kv_tier if key is not None and key.kv_tier is not None else self._tier_of(live)
+        return BatchKind(uniform_query_len=live.uniform_query_len, kv_tier=tier)
 
     def _tier_of(self, live: LiveBatch) -> int | None:
         """The measured tier of a batch's context: the smallest that holds it, or the largest."""
@@ -181,7 +189,7 @@ def _samples(entry: Any) -> Iterable[CostSample]:
             CostSample(kind=kind, way=entry["way"], size=int(at), ms=float(ms), spread=float(spreads.get(at, 0.0)))
             for at, ms in times.items()
         ]
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
+    except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
         raise ConfigError(
             f"an entry of costs cannot be read: {error!r}", fix="measure again", got=repr(entry)[:200]
         ) from error

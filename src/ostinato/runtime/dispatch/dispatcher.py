@@ -34,11 +34,13 @@ class Dispatcher:
         bus: EventBus,
         max_padding: float | None = None,
         failures_to_quarantine: int = 0,
+        max_captured_tokens: int | None = None,
     ) -> None:
         self._table = KeyTable(list(keys), dict.fromkeys(keys, Reason.NOT_CAPTURED_YET))
         self._bus = bus
         self._max_padding = max_padding
         self._failures_to_quarantine = failures_to_quarantine
+        self._max_captured_tokens = max_captured_tokens
         self._num_failed: dict[GraphKey, int] = {}  # in a row
         self._costs: CostTable | None = None
         self._is_muted = False
@@ -162,6 +164,7 @@ class Dispatcher:
                 keys=tuple(str(key) for key in keys),
                 largest_tokens=max((key.num_tokens for key in keys), default=0),
                 largest_reqs=max(reqs, default=None),
+                max_captured_tokens=self._max_captured_tokens,
             )
         )
 

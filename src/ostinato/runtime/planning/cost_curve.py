@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ostinato.errors import ConfigError
+from ostinato.runtime.planning.histogram import MOST_COUNTED
 
 __all__ = ["CostCurve"]
 
@@ -31,12 +32,14 @@ class CostCurve:
         for size, value in measured.items():
             try:
                 at, cost = int(size), float(value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 at, cost = 0, 0.0
-            if at < 1 or not 0 < cost < float("inf"):
+            if not 1 <= at <= MOST_COUNTED or not 0 < cost < float("inf"):
                 raise ConfigError(
                     f"the cost curve has {size!r}: {value!r}", fix="write sizes from 1 on and times above 0"
                 )
+            if at in points:
+                raise ConfigError(f"the cost curve has {at} twice", fix="leave out one of the two")
             points[at] = cost
         if not points:
             raise ConfigError("the cost curve is empty", fix="measure at least one size")

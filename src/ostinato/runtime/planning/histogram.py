@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from ostinato.errors import ConfigError
 
-__all__ = ["TrafficHistogram"]
+__all__ = ["MOST_COUNTED", "TrafficHistogram"]
+
+MOST_COUNTED: Final = 2**53
+"""Of sizes and of steps: costs are floats, which count no further."""
 
 _KINDS = ("decode", "mixed")
 
@@ -35,10 +38,13 @@ class TrafficHistogram:
         for kind in _KINDS:
             counts = {size: count for size, count in getattr(self, kind).items() if count != 0}
             for size, count in counts.items():
-                if not _is_int(size) or size < 1 or not _is_int(count) or count < 0:
+                is_counted = (
+                    _is_int(size) and 1 <= size <= MOST_COUNTED and _is_int(count) and 0 <= count <= MOST_COUNTED
+                )
+                if not is_counted:
                     raise ConfigError(
                         f"the {kind} histogram has {size!r}: {count!r}",
-                        fix="sizes are whole numbers from 1 on, counts whole numbers from 0 on",
+                        fix=f"sizes are whole numbers from 1 on, counts whole numbers from 0 on, to {MOST_COUNTED:,}",
                     )
             object.__setattr__(self, kind, dict(sorted(counts.items())))
         if not self.decode and not self.mixed:
@@ -64,11 +70,14 @@ class TrafficHistogram:
             found[kind] = {}
             for size, count in counts.items():
                 try:
-                    found[kind][int(size)] = count
-                except (TypeError, ValueError):
+                    at = int(size)
+                except (TypeError, ValueError, OverflowError):
                     raise ConfigError(
                         f"the {kind} histogram has the size {size!r}", fix="sizes are whole numbers from 1 on"
                     ) from None
+                if at in found[kind]:
+                    raise ConfigError(f"the {kind} histogram has {at} twice", fix="add the two up")
+                found[kind][at] = count
         return cls(**found)
 
     def to_dict(self) -> dict[str, dict[str, int]]:

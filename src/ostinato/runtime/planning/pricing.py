@@ -4,14 +4,16 @@ them. Pure arithmetic.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from ostinato.errors import ConfigError
 
 __all__ = ["GraphPrice", "affordable_graphs", "shared_out"]
+
+_MOST: Final = 1e12
+"""Of anything here: what is multiplied stays a number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +32,13 @@ class GraphPrice:
 
     def __post_init__(self) -> None:
         for name in ("mib", "capture_seconds"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"a graph of {name} {getattr(self, name):g} cannot be", fix="use a number above 0")
-        if self.kv_bytes_per_token < 0:
-            raise ConfigError(f"kv_bytes_per_token is {self.kv_bytes_per_token}", fix="use 0 (not known) or more")
+            if not 0 < getattr(self, name) <= _MOST:
+                fix = f"use a number above 0, to {_MOST:g}"
+                raise ConfigError(f"a graph of {name} {getattr(self, name):g} cannot be", fix=fix)
+        if not 0 <= self.kv_bytes_per_token <= _MOST:
+            raise ConfigError(
+                f"kv_bytes_per_token is {self.kv_bytes_per_token}", fix=f"use 0 (not known) or more, to {_MOST:g}"
+            )
 
     def kv_tokens(self, num_graphs: int) -> int | None:
         """KV tokens that the memory of so many graphs would have held."""
@@ -67,6 +72,8 @@ def affordable_graphs(
     Raises:
         ConfigError: a budget is not positive, or does not allow each kind a graph; it says which and what that needs.
     """
+    if max_graphs > _MOST:
+        raise ConfigError(f"max_graphs is {max_graphs}", fix=f"use 1 to {_MOST:g}", field="max_graphs")
     allowed = max_graphs * num_kinds
     for name, budget, each in (
         ("max_graphs", float(max_graphs * num_kinds), 1.0),

@@ -13,6 +13,7 @@ import torch
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.execution import load_model, memory_budget
 from ostinato.engine.execution.loading import find_device
+from ostinato.engine.text.byte_level import TokenPieces
 from ostinato.engine.weights import parallel_copy
 from ostinato.errors import (
     CheckpointError,
@@ -59,9 +60,15 @@ def test_dummy_weights_need_neither_weights_nor_tokenizer(tmp_path: Path) -> Non
     assert not torch.equal(first.model.embedding, other.model.embedding)
 
 
-def test_dummy_weights_with_a_tokenizer(tmp_path: Path) -> None:
-    loaded = load(write_tiny_model(tmp_path, has_weights=False), load_format="dummy")
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_a_tokenizer_has_the_text_of_all_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, load_format: str
+) -> None:
+    """No answer waits for it, with dummy weights either."""
+    loaded = load(write_tiny_model(tmp_path, has_weights=load_format == "auto"), load_format=load_format)
+    monkeypatch.setattr(TokenPieces, "find", lambda *_: pytest.fail("a token was looked for"))
     assert loaded.tokenizer is not None
+    assert loaded.tokenizer.detokenizer().push(loaded.tokenizer.encode("so")[0])
 
 
 def test_a_broken_tokenizer_is_no_missing_one(tmp_path: Path) -> None:
@@ -89,10 +96,27 @@ def test_an_index_past_the_last_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     assert find_device("auto") == find_device("cuda") == torch.device("cuda", 1)
-    assert find_device("cuda:0") == torch.device("cuda", 0)
-    with pytest.raises(DeviceUnavailableError, match="cuda:2") as caught:
-        find_device("cuda:2")
-    assert "cuda:1" in caught.value.fix
+    assert find_device("cuda:1") == torch.device("cuda", 1)
+    for name in ("cuda:2", "cuda:257", "cuda:999999999"):
+        with pytest.raises(DeviceUnavailableError, match=f"there is no device {name}") as caught:
+            find_device(name)
+        assert "cuda:1" in caught.value.fix
+
+
+@pytest.mark.parametrize(("visible", "outside"), [(None, "1"), ("", "1"), ("6, 7", "7"), ("6", "1")])
+def test_a_device_that_is_not_the_current_one(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, outside: str
+) -> None:
+    """Kernels would be launched on the other."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    with pytest.raises(DeviceUnavailableError, match="cuda:1 asked for, and the current device is cuda:0") as caught:
+        find_device("cuda:1")
+    assert f"CUDA_VISIBLE_DEVICES={outside} " in caught.value.fix and "set_device(1)" in caught.value.fix
 
 
 def test_the_device_is_looked_at_before_the_model() -> None:

@@ -126,6 +126,22 @@ def test_other_weights_in_the_same_folder_make_it_stale(start: Callable[..., LLM
         assert "and is dummy" in llm.stats()["config"]["reasons"]["manifest"]
 
 
+def test_after_a_reload_it_is_of_the_weights_that_serve(start: Callable[..., LLM], tmp_path: Path) -> None:
+    old, new = (write_tiny_model(tmp_path / f"seed{seed}", "llama", seed=seed) for seed in (1, 2))
+    with start(folder=old) as llm:
+        llm.reload_weights(str(new))
+    for folder, words in ((new, "used"), (old, f"it is stale: model was {new}, and is {old}")):
+        with start(folder=folder) as llm:
+            assert words in llm.stats()["config"]["reasons"]["manifest"]
+    write_tiny_model(old, "llama", seed=3)
+    llm = start(folder=old)
+    write_tiny_model(old, "llama", seed=2)
+    with llm:
+        llm.reload_weights()
+    with start(folder=old) as llm:
+        assert "used" in llm.stats()["config"]["reasons"]["manifest"], "the folder's name is the same, its weights too"
+
+
 def test_another_compiler_makes_it_stale(start: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:
     version = metadata.version
     with monkeypatch.context() as patched:
@@ -211,7 +227,15 @@ def test_what_is_known_of_some_graphs_alone_reserves_nothing(
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", "{}", '{"origin": {}, "keys": {"a": {}}, "kv_tokens": 1, "traffic": null}']
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"origin": {}, "keys": {"a": {}}, "kv_tokens": 1, "traffic": null}',
+        '{"origin": {}, "keys": {}, "kv_tokens": 1e400, "traffic": null}',
+        "[" * 100_000,
+    ],
 )
 def test_a_file_that_is_no_manifest(start: Callable[..., LLM], tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)

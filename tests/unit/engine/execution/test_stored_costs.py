@@ -120,6 +120,9 @@ def test_files_that_cannot_be_used_are_refused_before_weights_are_read(model: Pa
     path.write_text(json.dumps(document | {"origin": document["origin"] | {"hardware": "NVIDIA H200"}}))
     with pytest.raises(ForeignCostsError, match="hardware NVIDIA H200"):
         settle_partition(config, CPU, shape)
+    path.write_text(json.dumps(document))
+    with pytest.raises(ForeignCostsError, match=rf"model config {shape.identity}, and here it is llama"):
+        settle_partition(config, CPU, dataclasses.replace(shape, hidden_size=2 * shape.hidden_size))
     path.write_text("{")
     with pytest.raises(ConfigError, match="not JSON"):
         settle_partition(config, CPU, shape)

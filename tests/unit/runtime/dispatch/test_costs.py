@@ -15,6 +15,7 @@ from ostinato.runtime import (
     CostTable,
     check_costs_path,
     compare_costs,
+    parse_costs,
     read_costs,
     write_costs,
 )
@@ -142,7 +143,8 @@ def test_a_file_of_another_place_is_refused_and_names_both(tmp_path, there, word
 
 @pytest.mark.parametrize("origin", [HERE, {**HERE, "format": "fp8"}], ids=["", "with a fact of that name"])
 @pytest.mark.parametrize(
-    ("format", "there"), [(None, "1"), (1, "1"), (3, "3"), ("2a", "2a"), (True, "True"), (2.0, "2.0"), ([2], r"\[2\]")]
+    ("format", "there"),
+    [(None, "1"), (1, "1"), (3, "3"), ("2", "'2'"), ("2a", "'2a'"), (True, "True"), (2.0, "2.0"), ([2], r"\[2\]")],
 )
 def test_a_file_whose_times_mean_something_else_is_refused(tmp_path, format, there, origin):
     """One that says no format was written when every step was timed from an idle device to an idle one."""
@@ -154,6 +156,8 @@ def test_a_file_whose_times_mean_something_else_is_refused(tmp_path, format, the
     path.write_text(json.dumps(document | ({} if format is None else {"format": format})))
     with pytest.raises(ForeignCostsError, match=f"format {there}, and here it is 2"):
         read_costs(path, origin=origin)
+    with pytest.raises(ForeignCostsError, match=f"format {there}, and here it is 2"):
+        parse_costs(json.loads(path.read_text()), name=path)
 
 
 ENTRY = {"query_len": None, "kv_tier": None, "way": "eager", "ms": {"1": 1.0}}
@@ -175,6 +179,7 @@ ENTRY = {"query_len": None, "kv_tier": None, "way": "eager", "ms": {"1": 1.0}}
         json.dumps({"format": 2, "origin": HERE, "tables": {"fx": [{**ENTRY, "way": "magic"}]}}),
         json.dumps({"format": 2, "origin": HERE, "tables": {"fx": [{**ENTRY, "kv_tier": "long"}]}}),
         json.dumps({"format": 2, "origin": HERE, "tables": {"fx": [{**ENTRY, "ms": [1]}]}}),
+        json.dumps({"format": 2, "origin": HERE, "tables": {"fx": [{**ENTRY, "ms": {"1": 10**400}}]}}),
     ],
 )
 def test_what_is_no_such_file(tmp_path, text):

@@ -69,8 +69,10 @@ def test_deciding_counts_nothing_and_recording_does(dispatcher, sink):
 def test_the_planned_keys_are_told(dispatcher, sink):
     assert list(sink.events) == [KeysPlanned(keys=("FULL tokens=8", "FULL tokens=4"), largest_tokens=8)]
     reqs = GraphConfig(sizes=(16,), decode_sizes=(2, 4), max_num_reqs=4)
-    Dispatcher(plan_keys(reqs, Mode.FULL_AND_PIECEWISE, max_size=16), bus=EventBus(sink))
-    assert (sink.events[-1].largest_tokens, sink.events[-1].largest_reqs) == (16, 4)
+    keys = plan_keys(reqs, Mode.FULL_AND_PIECEWISE, max_size=16)
+    Dispatcher(keys, bus=EventBus(sink), max_captured_tokens=64)
+    told = sink.events[-1]
+    assert (told.largest_tokens, told.largest_reqs, told.max_captured_tokens) == (16, 4, 64)
 
 
 def test_other_keys_keep_what_stands_against_the_old_ones(dispatcher, sink):

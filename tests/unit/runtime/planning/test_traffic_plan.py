@@ -30,6 +30,10 @@ def test_a_histogram_comes_back_from_its_document():
         ({"mixed": {"4": -1}}, "has 4: -1"),
         ({"mixed": {"4": 1.5}}, "has 4: 1.5"),
         ({"mixed": {"4": 0}}, "has no steps"),
+        ({"decode": {"4": 10**400}}, "has 4: 1000"),
+        ({"decode": {str(10**400): 1}}, "has 1000"),
+        ({"decode": {float("inf"): 1}}, "has the size inf"),
+        ({"decode": {"4": 1, "04": 2}}, "has 4 twice"),
         ({}, "has no steps"),
     ],
 )
@@ -71,7 +75,10 @@ def test_the_curve_between_and_beyond_measurements():
     assert CostCurve({10: 1.0, 20: 3.0})(30) == 5.0 and CostCurve({10: 4.0})(99) == 4.0
 
 
-@pytest.mark.parametrize("measured", [{}, {"a": 1}, {0: 1.0}, {4: 0}, {4: "x"}, {4: float("nan")}])
+@pytest.mark.parametrize(
+    "measured",
+    [{}, {"a": 1}, {0: 1.0}, {4: 0}, {4: "x"}, {4: float("nan")}, {4: 10**400}, {10**400: 1}, {"4": 1, " 4": 2}],
+)
 def test_bad_curves(measured):
     with pytest.raises(ConfigError, match="cost curve"):
         CostCurve(measured)

@@ -1,0 +1,46 @@
+"""Files are whole; links and pipes stay what they are."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from ostinato._whole_file import replace_file
+
+
+def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for text in ("one", "zwei: \u00e4"):
+        replace_file(path, text)
+        assert path.read_text(encoding="utf-8") == text
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    target, link = tmp_path / "folder" / "file", tmp_path / "link"
+    link.symlink_to(target)
+    for text in ("first", "second"):  # there is no target at first
+        replace_file(link, text)
+        assert link.is_symlink() and target.read_text() == text
+
+
+def test_a_pipe_stays_one_and_takes_the_text(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    found: list[str] = []
+    reader = threading.Thread(target=lambda: found.append(pipe.read_text()), daemon=True)
+    reader.start()
+    replace_file(pipe, "text")
+    reader.join(timeout=10)
+    assert found == ["text"] and pipe.is_fifo()
+
+
+def test_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError):
+        replace_file(tmp_path / "folder", "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
