@@ -7,8 +7,6 @@ files count too. Called by `CaptureManifest`.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 from importlib import metadata
 from typing import Final
 
@@ -16,6 +14,7 @@ import torch
 
 from ostinato._version import __version__
 from ostinato.engine.execution.loading import LoadedModel
+from ostinato.engine.execution.model_identity import digest, model_identity
 from ostinato.runtime import driver_version, hardware_name
 
 __all__ = ["origin_of"]
@@ -34,12 +33,12 @@ def origin_of(loaded: LoadedModel) -> dict[str, str]:
         "hardware": hardware_name(loaded.device),
         **_driver_of(loaded.device),
         "model": loaded.config.model,
-        "model config": loaded.model.config.identity,
+        "model config": model_identity(loaded.model.config),
         "weights": loaded.weights_id,
         "torch": str(torch.__version__),
         **_triton(),
         "ostinato": __version__,
-        "settings": _digest(settings),
+        "settings": digest(settings),
     }
 
 
@@ -54,7 +53,3 @@ def _triton() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return {}
-
-
-def _digest(values: dict[str, object]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -18,6 +18,7 @@ from ostinato._version import __version__
 from ostinato.engine.attention import get_attention_backend
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.execution.graph_settings import graph_settings
+from ostinato.engine.execution.model_identity import model_identity
 from ostinato.engine.models import ModelConfig
 from ostinato.runtime import (
     HYSTERESIS,
@@ -160,7 +161,7 @@ def _origin(config: EngineConfig, device: torch.device, model: ModelConfig) -> d
     return {
         "hardware": hardware_name(device),
         "model": config.model,
-        "model config": model.identity,  # another may lie in the same folder by now
+        "model config": model_identity(model),  # another may lie in the same folder by now
         "dtype": config.dtype,
         "attention": config.attention,
         "overlap": "on" if config.overlap else "off",

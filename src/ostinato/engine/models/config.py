@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -46,12 +43,6 @@ class ModelConfig:
     has_tied_head: bool
     """The output projection is the embedding."""
     traits: FamilyTraits
-
-    @property
-    def identity(self) -> str:
-        """Family and a digest of all facts: tells models apart that have one name or lie in one folder, in turn."""
-        facts = json.dumps(dataclasses.asdict(self), sort_keys=True, default=str)
-        return f"{self.family} {hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
     @property
     def layer_weights(self) -> int:

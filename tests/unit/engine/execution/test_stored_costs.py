@@ -14,6 +14,7 @@ import torch
 from ostinato import LLM
 from ostinato.engine.config import EngineConfig, resolve_engine_config
 from ostinato.engine.execution import StoredCosts
+from ostinato.engine.execution.model_identity import model_identity
 from ostinato.engine.execution.stored_costs import settle_partition
 from ostinato.engine.models import ModelConfig
 from ostinato.errors import ConfigError, ForeignCostsError
@@ -121,7 +122,7 @@ def test_files_that_cannot_be_used_are_refused_before_weights_are_read(model: Pa
     with pytest.raises(ForeignCostsError, match="hardware NVIDIA H200"):
         settle_partition(config, CPU, shape)
     path.write_text(json.dumps(document))
-    with pytest.raises(ForeignCostsError, match=rf"model config {shape.identity}, and here it is llama"):
+    with pytest.raises(ForeignCostsError, match=rf"model config {model_identity(shape)}, and here it is llama"):
         settle_partition(config, CPU, dataclasses.replace(shape, hidden_size=2 * shape.hidden_size))
     path.write_text("{")
     with pytest.raises(ConfigError, match="not JSON"):
