@@ -145,12 +145,16 @@ def silu(rows):
 
 def linear(rows):
     def run(random):
-        from ostinato.engine.layers.triton.matrix_linear import launch_matrix
-        from ostinato.engine.layers.triton.vector_linear import launch_vector
+        from ostinato.engine.layers.triton.matrix_linear import matrix_launch
+        from ostinato.engine.layers.triton.vector_linear import vector_launch
 
         tiles = LinearTiles(block_n=32, block_k=64, num_warps=4, num_stages=2)
         out = torch.empty(rows, 512, dtype=BF16, device=DEVICE)
-        (launch_vector if rows == 1 else launch_matrix)(random(rows, 256), random(512, 256), out, tiles=tiles)
+        x, weight = random(rows, 256), random(512, 256)
+        if rows == 1:
+            vector_launch(BF16, 512, 256, tiles)(x, None, weight, None, None, out)
+        else:
+            matrix_launch(BF16, BF16, rows, 512, 256, tiles)(x, weight, None, out)
         return (out,)
 
     return run

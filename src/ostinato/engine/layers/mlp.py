@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
@@ -11,12 +14,18 @@ from ostinato.engine.layers.linear import Linear
 __all__ = ["GatedMLP", "silu_mul"]
 
 
+@cache
+def _launch() -> Callable[[Tensor], Tensor]:
+    """See `rms_norm._launch`."""
+    from ostinato.engine.layers.triton.silu_mul import launch_silu_mul
+
+    return launch_silu_mul
+
+
 def silu_mul(gate_up: Tensor) -> Tensor:
     """[num_tokens, 2 * size] -> [num_tokens, size]: SiLU of the first half times the second."""
     if takes_triton(gate_up):
-        from ostinato.engine.layers.triton.silu_mul import launch_silu_mul
-
-        return launch_silu_mul(gate_up)
+        return _launch()(gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return silu(gate) * up
 
@@ -28,3 +37,8 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.gate_up = Linear(hidden_size, 2 * intermediate_size, has_bias=has_bias)
         self.down = Linear(intermediate_size, hidden_size, has_bias=has_bias)
+
+    def projections(self) -> tuple[Linear, Linear]:
+        """(gate_up, down); see `Linear.tensors`."""
+        modules = self._modules
+        return modules["gate_up"], modules["down"]  # type: ignore[return-value]

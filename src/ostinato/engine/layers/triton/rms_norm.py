@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.engine.kernels.launcher import Launcher
+from ostinato.engine.kernels.launcher import LAUNCHES_KEPT, Launch, Launcher
 from ostinato.engine.kernels.programmatic_launch import (
     can_launch_early,
     gdc_launch_dependents,
@@ -68,6 +68,21 @@ def _launcher(
     )  # fmt: skip
 
 
+@functools.lru_cache(maxsize=LAUNCHES_KEPT)
+def _launch(
+    dtype: torch.dtype, out_dtype: torch.dtype, given: torch.Size, stream: torch.Size | None, device: torch.device,
+    eps: float,
+) -> Launch:  # fmt: skip
+    """Of ``given``, the shape of ``x``, and of a residual's if there is one."""
+    num_parts = given[0] if stream is not None and len(given) > len(stream) else 1
+    size = given[-1]
+    launcher = _launcher(
+        dtype, out_dtype, size, stream is not None, num_parts, num_parts > 1 and can_launch_early(device)
+    )
+    num_rows = given.numel() // (num_parts * size)
+    return launcher.at((num_rows, 1, 1), eps, num_rows)
+
+
 def launch_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """Norm of ``x``, or of ``x + residual``, which is also written into ``residual``.
 
@@ -77,13 +92,9 @@ def launch_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: flo
         residual: [num_rows, size] and contiguous, or None.
         weight: [size].
     """
-    size = x.shape[-1]
     x = x.contiguous()
     like = x if residual is None else residual
     out = torch.empty_like(like)
-    num_rows = like.numel() // size
-    num_parts = x.shape[0] if x.ndim > like.ndim else 1
-    is_early = num_parts > 1 and can_launch_early(x.device)
-    launcher = _launcher(x.dtype, out.dtype, size, residual is not None, num_parts, is_early)
-    launcher((num_rows, 1, 1), (x, like, weight, out), eps, num_rows)
+    stream = None if residual is None else residual.shape
+    _launch(x.dtype, out.dtype, x.shape, stream, x.device, eps)(x, residual, weight, out)
     return out

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.engine.kernels.launcher import Launcher
+from ostinato.engine.kernels.launcher import LAUNCHES_KEPT, Launch, Launcher
 
 __all__ = ["launch_silu_mul"]
 
@@ -33,9 +33,14 @@ def _launcher(dtype: torch.dtype, size: int) -> Launcher:
     return Launcher(_silu_mul_kernel, f"silu_mul[{dtype},{size}]", SIZE=size, BLOCK=_BLOCK, num_warps=4)
 
 
+@functools.lru_cache(maxsize=LAUNCHES_KEPT)
+def _launch(dtype: torch.dtype, num_tokens: int, size: int) -> Launch:
+    return _launcher(dtype, size).at((num_tokens, -(-size // _BLOCK), 1))
+
+
 def launch_silu_mul(gate_up: Tensor) -> Tensor:
     """[num_tokens, 2 * size], contiguous -> [num_tokens, size]."""
-    num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((num_tokens, size), dtype=gate_up.dtype, device=gate_up.device)
-    _launcher(gate_up.dtype, size)((num_tokens, triton.cdiv(size, _BLOCK), 1), (gate_up, out))
+    num_tokens, columns = gate_up.shape
+    out = gate_up.new_empty((num_tokens, columns // 2))
+    _launch(gate_up.dtype, num_tokens, columns // 2)(gate_up, out)
     return out
