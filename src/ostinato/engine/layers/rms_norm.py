@@ -50,7 +50,8 @@ class RMSNorm(nn.Module):
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Add ``x`` to the residual stream and norm the sum: (normed, new residual), both [num_tokens, size].
 
-        On CUDA the sum is written into ``residual``'s memory; go on with the one returned.
+        On CUDA the sum is written into ``residual``'s memory, and the norm may lie in that of ``x``; go on with what is
+        returned.
 
         Args:
             x: [num_tokens, size], or parts of it: see `FusedLinears.split_linear`.

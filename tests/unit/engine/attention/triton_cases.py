@@ -214,7 +214,9 @@ def test_rms_norm(size):
     x, residual, weight = torch.randn(5, size), torch.randn(5, size), torch.rand(size)
     torch.testing.assert_close(launch_rms_norm(x, None, weight, 1e-5), rms_norm(x, weight, 1e-5))
     total = x + residual
-    torch.testing.assert_close(launch_rms_norm(x, residual, weight, 1e-5), rms_norm(total, weight, 1e-5))
+    normed = launch_rms_norm(x, residual, weight, 1e-5)
+    torch.testing.assert_close(normed, rms_norm(total, weight, 1e-5))
+    assert normed.data_ptr() == x.data_ptr(), "nothing is allocated for what can lie where the addend was"
     assert torch.equal(residual, total)
 
 

@@ -70,31 +70,30 @@ def _launcher(
 
 @functools.lru_cache(maxsize=LAUNCHES_KEPT)
 def _launch(
-    dtype: torch.dtype, out_dtype: torch.dtype, given: torch.Size, stream: torch.Size | None, device: torch.device,
-    eps: float,
-) -> Launch:  # fmt: skip
-    """Of ``given``, the shape of ``x``, and of a residual's if there is one."""
-    num_parts = given[0] if stream is not None and len(given) > len(stream) else 1
-    size = given[-1]
-    launcher = _launcher(
-        dtype, out_dtype, size, stream is not None, num_parts, num_parts > 1 and can_launch_early(device)
-    )
+    dtype: torch.dtype, out_dtype: torch.dtype, given: torch.Size, has_residual: bool, device: torch.device, eps: float
+) -> Launch:
+    """Of ``given``, the shape of ``x``."""
+    *_, size = given
+    num_parts = given[0] if has_residual and len(given) == 3 else 1
+    is_early = num_parts > 1 and can_launch_early(device)
     num_rows = given.numel() // (num_parts * size)
-    return launcher.at((num_rows, 1, 1), eps, num_rows)
+    return _launcher(dtype, out_dtype, size, has_residual, num_parts, is_early).at((num_rows, 1, 1), eps, num_rows)
 
 
 def launch_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """Norm of ``x``, or of ``x + residual``, which is also written into ``residual``.
 
     Args:
-        x: [..., size]; copied if it is not contiguous. With a residual [num_rows, size], or parts that add up to it,
-            [num_parts, num_rows, size] in float32: then it starts early (`programmatic_launch`), as what made them did.
+        x: [..., size]; copied if it is not contiguous. With a residual [num_rows, size], which is given up: the result
+            lies in its memory; or parts that add up to it, [num_parts, num_rows, size] in float32: then it starts early
+            (`programmatic_launch`), as what made them did.
         residual: [num_rows, size] and contiguous, or None.
         weight: [size].
     """
     x = x.contiguous()
-    like = x if residual is None else residual
-    out = torch.empty_like(like)
-    stream = None if residual is None else residual.shape
-    _launch(x.dtype, out.dtype, x.shape, stream, x.device, eps)(x, residual, weight, out)
+    if residual is None:
+        out = torch.empty_like(x)
+    else:
+        out = x if x.ndim == 2 and x.dtype == residual.dtype else torch.empty_like(residual)
+    _launch(x.dtype, out.dtype, x.shape, residual is not None, x.device, eps)(x, residual, weight, out)
     return out
