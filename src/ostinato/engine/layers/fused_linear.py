@@ -28,7 +28,7 @@ _NO_STRIDES = "kernels know no strides"
 
 
 class FusedLinears:
-    """The fused ops. One instance may serve all layers; it holds no tensors.
+    """The fused ops. One instance may serve all layers of a model, which are on one device; it holds no tensors.
 
     Args:
         table: measured choices; the defaults without.
