@@ -1,10 +1,11 @@
 """`Launcher`: a Triton kernel with its constants bound, whose launch outside of a graph costs the host little.
 
-Triton binds arguments, builds a key of all that it specialises on and looks at its settings at every launch. Here the
-compiled kernel is kept by what of that can differ from launch to launch, and is run as Triton runs it. The key is never
-coarser than Triton's. Triton itself is asked for each new key, while a profiler listens to launches, and wherever its
-launcher is not one that is known; `why_triton_launches` says why. Its compiler's settings (debug, instrumentation) are
-those of a kernel's first launch. Called by the kernels of attention and of the layers; imports no triton by itself.
+Triton binds arguments, builds a key of all that it specialises on and looks at its settings at every launch. Here a
+`Launch` has all bound that shapes decide, and the compiled kernel is kept by what else can differ from launch to
+launch, and is run as Triton runs it. The key is never coarser than Triton's. Triton itself is asked for each new key,
+while a profiler listens to launches, and wherever its launcher is not one that is known; `why_triton_launches` says
+why. Its compiler's settings (debug, instrumentation) are those of a kernel's first launch. Called by the kernels of
+attention and of the layers, which keep launches by shapes; imports no triton by itself.
 """
 
 from __future__ import annotations
