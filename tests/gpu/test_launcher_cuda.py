@@ -23,6 +23,7 @@ pytestmark = [
 ]
 
 DEVICE = torch.device("cuda")
+DEVICE_0 = torch.device("cuda", 0)
 BF16 = torch.bfloat16
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 8, 2, 64, 16
 
@@ -250,6 +251,26 @@ def test_a_misaligned_pointer_after_an_aligned_one_takes_another_kernel():
         gate_up = memory[offset : offset + 8 * 768].view(8, 768)
         gate, up = gate_up.float().chunk(2, dim=1)
         torch.testing.assert_close(launch_silu_mul(gate_up).float(), silu(gate) * up, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.skipif(not triton.__version__.startswith("3.6."), reason="another Triton hands on in another way")
+def test_triton_s_python_around_its_function_that_launches_is_left_out():
+    """A kernel that starts early and one that does not: both settings are handed on. No other test has this width."""
+    from ostinato.engine.layers.triton.rms_norm import _launch, launch_rms_norm
+
+    random = Random(0)
+    for num_parts in (1, 4):
+        shape = (5, 320) if num_parts == 1 else (num_parts, 5, 320)
+        dtype, weight = BF16 if num_parts == 1 else torch.float32, random(320)
+        for _ in range(2):
+            x, residual = random(*shape, dtype=dtype), random(5, 320)
+            total = (x.float() if num_parts == 1 else x.sum(0)) + residual.float()
+            launch_rms_norm(x, residual, weight, 1e-5)
+            torch.testing.assert_close(residual, total.to(BF16), rtol=2e-2, atol=2e-2)
+        launch = _launch(dtype, BF16, torch.Size(shape), True, DEVICE_0, 1e-5)
+        ((run, fixed, compiled),) = launch._compiled.values()
+        assert run is compiled.run.launch
+        assert fixed[1:5] == (False, compiled.run.launch_pdl, None, None)
 
 
 def test_it_launches_on_the_stream_that_is_current():
