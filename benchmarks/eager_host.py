@@ -62,6 +62,7 @@ def stand_in_launcher() -> Any:
         setattr(launcher, f"{name}_size", 0)
         setattr(launcher, f"{name}_align", 1)
     launcher.num_ctas, launcher.launch_cooperative_grid, launcher.launch_pdl = 1, False, True
+    launcher.arg_annotations, launcher.kernel_signature, launcher.gsan_enabled = (), b"", False  # since Triton 3.7
     launcher.launch = "".format
     return launcher
 
@@ -123,8 +124,12 @@ def stand_in() -> None:
     from ostinato.engine.kernels import launcher, programmatic_launch
 
     programmatic_launch.can_launch_early = functools.cache(lambda device: True)
+    import triton
+
+    driver = StandInDriver()
+    triton.runtime.driver.set_active(driver)
     silent = SimpleNamespace(launch_enter_hook=None, launch_exit_hook=SimpleNamespace(calls=[]))
-    host = launcher.LaunchHost(StandInDriver(), silent)
+    host = launcher.LaunchHost(driver, silent)
     launcher._host = functools.cache(lambda: (host, None))
     init = launcher.Launcher.__init__
     launcher.Launcher.__init__ = lambda self, kernel, *args, **named: init(self, StandInKernel(kernel), *args, **named)  # type: ignore[method-assign]

@@ -253,7 +253,7 @@ def test_a_misaligned_pointer_after_an_aligned_one_takes_another_kernel():
         torch.testing.assert_close(launch_silu_mul(gate_up).float(), silu(gate) * up, rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.skipif(not triton.__version__.startswith("3.6."), reason="another Triton hands on in another way")
+@pytest.mark.skipif(not triton.__version__.startswith(("3.6.", "3.7.")), reason="another Triton hands on otherwise")
 def test_triton_s_python_around_its_function_that_launches_is_left_out():
     """A kernel that starts early and one that does not: both settings are handed on. No other test has this width."""
     from ostinato.engine.layers.triton.rms_norm import _launch, launch_rms_norm
@@ -268,9 +268,9 @@ def test_triton_s_python_around_its_function_that_launches_is_left_out():
             launch_rms_norm(x, residual, weight, 1e-5)
             torch.testing.assert_close(residual, total.to(BF16), rtol=2e-2, atol=2e-2)
         launch = _launch(dtype, BF16, torch.Size(shape), True, DEVICE_0, 1e-5)
-        ((run, fixed, compiled),) = launch._compiled.values()
+        ((run, fixed, _, compiled),) = launch._compiled.values()
         assert run is compiled.run.launch
-        assert fixed[1:5] == (False, compiled.run.launch_pdl, None, None)
+        assert fixed[1:3] == (False, compiled.run.launch_pdl)
 
 
 def test_it_launches_on_the_stream_that_is_current():

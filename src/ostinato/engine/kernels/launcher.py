@@ -15,7 +15,7 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -29,7 +29,9 @@ _ALIGNMENT = 16  # of pointers and numbers, in Triton's specialisation
 LAUNCHES_KEPT = 1024
 """Launches that a kernel's file keeps by the shapes that they are for, which traffic varies without end."""
 _RUN_PARAMETERS = ["gridX", "gridY", "gridZ", "stream", "function"]
-"""How the parameters of a compiled kernel's ``run`` begin; metadata, hooks and the kernel's arguments follow."""
+"""How the parameters of a compiled kernel's ``run`` begin."""
+_NUM_BEFORE_OWN = 4
+"""How many of its parameters follow before the kernel's own: its metadata, those of the launch, and two hooks."""
 
 
 class LaunchHost:
@@ -92,33 +94,49 @@ def _kind(number: float) -> int | None:
     return 2 if number % _ALIGNMENT == 0 else 3
 
 
-_Compiled = dict[tuple[object, ...], tuple[Callable[..., Any], tuple[Any, ...], Any]]
-"""By the specialisation of the tensors: what runs the compiled kernel, what it is given between stream and tensors, and
-the kernel, which must live as long."""
+class _Run(NamedTuple):
+    """What runs a compiled kernel, and what it is given besides the kernel and its arguments."""
+
+    call: Callable[..., Any]
+    before: tuple[Any, ...] = ()
+    """Between the function and the metadata."""
+    behind: tuple[Any, ...] = ()
+    """Between the hooks and the kernel's arguments."""
+    is_nested: bool = False
+    """Whether the kernel's arguments are one tuple."""
 
 
-def _innermost(run: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """What ``run`` of a compiled kernel calls in the end, and what it puts behind the function that it is given.
+def _innermost(run: Callable[..., Any]) -> _Run:
+    """What ``run`` of a compiled kernel calls in the end.
 
     Triton's launchers are Python around a C function, ``launch``: they allocate scratch memory, which few kernels need.
     A copy whose ``launch`` only notes shows what one does. Unless it hands on all that it is given, in order and with
-    nothing but settings between, ``run`` itself is what is called.
+    nothing but settings of its own between, ``run`` itself is what is called.
     """
     launch, copied = getattr(run, "launch", None), copy.copy(run)
     if launch is None or copied is run:
-        return run, ()
-    given: list[object] = [object() for _ in range(12)]
-    seen: list[object] = []
+        return _Run(run)
+    first, hooks, own = ([object() for _ in range(count)] for count in (len(_RUN_PARAMETERS), _NUM_BEFORE_OWN, 3))
+    seen: list[Any] = []
     try:
+        settings = [*vars(run).values()]
         copied.launch = lambda *arguments: seen.extend(arguments)  # type: ignore[attr-defined]
-        copied(*given)
+        copied(*first, *hooks, *own)
+        is_nested = seen[-1] == tuple(own)
+        if is_nested:
+            seen += seen.pop()
+        place, end = seen.index(hooks[0]), len(seen) - len(own)
     except Exception:  # what it is given is nonsense to whatever looks at it
-        return run, ()
-    first, num_more = len(_RUN_PARAMETERS), len(seen) - len(given)
-    between = seen[first : first + num_more]
-    is_plain = num_more >= 0 and all(each is None or isinstance(each, bool) for each in between)
-    is_handed_on = [*seen[:first], *seen[first + num_more :]] == given
-    return (launch, tuple(between)) if is_plain and is_handed_on else (run, ())
+        return _Run(run)
+    before, behind = seen[len(first) : place], seen[place + len(hooks) : end]
+    is_handed_on = seen == [*first, *before, *hooks, *behind, *own]
+    are_settings = all(each is None or any(each is setting for setting in settings) for each in (*before, *behind))
+    return _Run(launch, tuple(before), tuple(behind), is_nested) if is_handed_on and are_settings else _Run(run)
+
+
+_Compiled = dict[tuple[object, ...], tuple[Callable[..., Any], tuple[Any, ...], bool, Any]]
+"""By the specialisation of the tensors: what runs the compiled kernel, what it is given between stream and the kernel's
+arguments, whether those are one tuple, and the kernel, which must live as long."""
 
 
 class Launcher:
@@ -184,8 +202,11 @@ class Launch:
             key, pointers = specialisation(device, tensors)
             known = compiled.get(key)  # type: ignore[arg-type]
             if known is not None:
-                run, fixed, _ = known
-                run(*self._grid, host.current_stream(device), *fixed, *pointers, *self._last)
+                run, fixed, is_nested, _ = known
+                if is_nested:
+                    run(*self._grid, host.current_stream(device), *fixed, (*pointers, *self._last))
+                else:
+                    run(*self._grid, host.current_stream(device), *fixed, *pointers, *self._last)
                 return
         self._launch_by_triton(key, tensors)
 
@@ -196,9 +217,9 @@ class Launch:
         compiled = self._kernel[self._grid](*given, *self._numbers, **self._launcher.named)
         if key is not None and compiled is not None:  # Triton launches nothing where a hook forbids to compile
             assert self._compiled is not None
-            run, between = _innermost(compiled.run)
-            fixed = (compiled.function, *between, compiled.packed_metadata, None, None, None)
-            self._compiled[key] = (run, fixed, compiled)
+            run = _innermost(compiled.run)
+            fixed = (compiled.function, *run.before, compiled.packed_metadata, None, None, None, *run.behind)
+            self._compiled[key] = (run.call, fixed, run.is_nested, compiled)
 
 
 def why_triton_launches() -> str | None:

@@ -266,15 +266,28 @@ class PythonLauncher:
 
     def __init__(self, hand_on=lambda args: args):
         self.calls, self.launch = [], lambda *args: self.calls.append(args)
-        self.hand_on = hand_on
+        self.hand_on, self.is_cooperative, self.is_early = hand_on, False, True
 
     def __call__(self, grid_x, grid_y, grid_z, stream, function, *args):
         scratch = None if self.num_scratch_bytes == 0 else bytearray(grid_x * self.num_scratch_bytes)
-        self.launch(grid_x, grid_y, grid_z, stream, function, False, True, scratch, *self.hand_on(args))
+        settings = self.is_cooperative, self.is_early, scratch
+        self.launch(grid_x, grid_y, grid_z, stream, function, *settings, *self.hand_on(args))
 
 
-def test_python_around_the_function_that_launches_is_left_out(host):
-    kernel, run = Kernel(), PythonLauncher()
+SIGNATURE = (b"signature",)
+
+
+class NestingLauncher(PythonLauncher):
+    """The same, as Triton has it from 3.7 on."""
+
+    def __init__(self):
+        super().__init__(lambda args: (*args[:4], self.signature, args[4:]))
+        self.signature = SIGNATURE
+
+
+@pytest.mark.parametrize("launcher_class", [PythonLauncher, NestingLauncher])
+def test_python_around_the_function_that_launches_is_left_out(monkeypatch, host, launcher_class):
+    kernel, run = Kernel(), launcher_class()
     launch = made(kernel).at((4, 2, 1), 5, 16, 0.5)
     kernel.compiled[kernel.key((*ALIGNED, 5, 16, 0.5))] = SimpleNamespace(
         run=run, function="its function", packed_metadata="its metadata"
@@ -285,12 +298,9 @@ def test_python_around_the_function_that_launches_is_left_out(host):
     run(4, 2, 1, (CPU, 7), "its function", "its metadata", None, None, None, *pointers_of(ALIGNED), 5, 16, 0.5, 8, 32)
     ours, theirs = run.calls
     assert ours == theirs
-    PythonLauncher.__call__, plain = None, PythonLauncher.__call__
-    try:
-        launch(*ALIGNED)  # without it
-    finally:
-        PythonLauncher.__call__ = plain
-    assert len(run.calls) == 3
+    monkeypatch.setattr(PythonLauncher, "__call__", None)
+    launch(*ALIGNED)  # without it
+    assert run.calls[2] == ours
 
 
 class Scratch(PythonLauncher):
@@ -309,6 +319,8 @@ def function_with_a_launch(*args):
         PythonLauncher(lambda args: args[::-1]),
         PythonLauncher(lambda args: args[1:]),
         PythonLauncher(lambda args: (args,)),
+        PythonLauncher(lambda args: (*args[:4], args[4:], 7)),
+        PythonLauncher(lambda args: (*args[:4], args[:3:-1])),
         PythonLauncher(lambda args: (3, *args)),
         "".format,
         function_with_a_launch,
@@ -316,7 +328,7 @@ def function_with_a_launch(*args):
 )
 def test_python_that_does_more_than_to_hand_on_is_kept(monkeypatch, run):
     monkeypatch.setattr(function_with_a_launch, "launch", print, raising=False)
-    assert launcher._innermost(run) == (run, ())
+    assert launcher._innermost(run) == (run, (), (), False)
 
 
 def pointers_of(tensors):

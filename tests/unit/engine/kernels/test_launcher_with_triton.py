@@ -172,16 +172,19 @@ def test_triton_s_own_launcher_hands_on_what_it_is_given_or_is_kept():
     for name in ("global_scratch", "profile_scratch"):
         setattr(run, f"{name}_size", 0)
         setattr(run, f"{name}_align", 1)
-    inner, between = launcher._innermost(run)
-    head, tail = (1, 2, 3, 4, 5), ("packed", None, None, None, 4096, 7, 0.5)
-    if inner is not run:
-        inner(*head, *between, *tail)
-        run(*head, *tail)
+    found = launcher._innermost(run)
+    head, hooks, own = (1, 2, 3, 4, 5), ("packed", None, None, None), (4096, 7, 0.5)
+    if found.call is not run:
+        found.call(*head, *found.before, *hooks, *found.behind, *((own,) if found.is_nested else own))
+        run(*head, *hooks, *own)
         assert calls[0] == calls[1]
     import triton
 
-    if triton.__version__.startswith("3.6."):
-        assert inner is run.launch and between == (False, True, None, None)
+    version = tuple(map(int, triton.__version__.split(".")[:2]))
+    if version == (3, 6):
+        assert found == (run.launch, (False, True, None, None), (), False)
+    elif version == (3, 7):
+        assert found == (run.launch, (False, True), (None, None, (), b""), True)
 
 
 CASES = {
