@@ -26,6 +26,7 @@ from ostinato.bench.statistics import summary
 from ostinato.engine.attention import AttentionMetadata
 from ostinato.engine.kernels import launcher
 from ostinato.engine.kvcache import allocate_caches
+from ostinato.engine.layers import FusedLinears
 from ostinato.engine.layers.linear_tiles import LinearKind, LinearShape, default_tiles
 from ostinato.runtime import hardware_name
 
@@ -51,7 +52,7 @@ def launched_by(who: str) -> Iterator[None]:
 def bare_calls() -> Iterator[list[Callable[[], Any]]]:
     """The calls of compiled kernels that our launcher makes within it, to be made again."""
     found: list[Callable[[], Any]] = []
-    launch, launchers = launcher.Launcher.__call__, set()
+    launch, compiled = launcher.Launch.__call__, {}
 
     class Noting(dict):  # type: ignore[type-arg]
         def get(self, key: Any, default: Any = None) -> Any:
@@ -66,25 +67,24 @@ def bare_calls() -> Iterator[list[Callable[[], Any]]]:
         return noted
 
     def watched(self: Any, *args: Any) -> None:
-        if self not in launchers:
-            launchers.add(self)
+        if self not in compiled:
+            compiled[self] = self._compiled
             self._compiled = Noting(self._compiled)
         launch(self, *args)
 
-    launcher.Launcher.__call__ = watched  # type: ignore[method-assign]
+    launcher.Launch.__call__ = watched  # type: ignore[method-assign]
     try:
         yield found
     finally:
-        launcher.Launcher.__call__ = launch  # type: ignore[method-assign]
-        for each in launchers:
-            each._compiled = dict(each._compiled)
+        launcher.Launch.__call__ = launch  # type: ignore[method-assign]
+        for each, kept in compiled.items():
+            each._compiled = kept
 
 
 def kernels(num_tokens: int, device: torch.device) -> dict[str, Callable[[], Any]]:
     """Calls as the engine makes them, of a step of ``num_tokens`` tokens of one request; decode of as many requests."""
     from ostinato.engine.attention.triton import TritonAttention
     from ostinato.engine.attention.triton.write import launch_rotary_write
-    from ostinato.engine.layers.triton.matrix_linear import launch_matrix
     from ostinato.engine.layers.triton.rms_norm import launch_rms_norm
 
     half = {"dtype": torch.bfloat16, "device": device}
@@ -105,7 +105,7 @@ def kernels(num_tokens: int, device: torch.device) -> dict[str, Callable[[], Any
     shape = LinearShape(
         kind=LinearKind.LINEAR, num_rows=num_tokens, out_features=3072, in_features=HIDDEN, dtype="bfloat16"
     )
-    tiles, backend = default_tiles(shape), TritonAttention()
+    tiles, linears, backend = default_tiles(shape), FusedLinears(), TritonAttention()
     slots = torch.arange(PAGE_SIZE, PAGE_SIZE + num_tokens, device=device)
 
     def metadata(num_reqs: int, query_len: int) -> AttentionMetadata:
@@ -132,7 +132,7 @@ def kernels(num_tokens: int, device: torch.device) -> dict[str, Callable[[], Any
         "rms norm": lambda: launch_rms_norm(x, None, norm, 1e-5),
     }
     if tiles is not None:
-        found["matrix linear"] = lambda: launch_matrix(x, weight, projected, tiles=tiles, use_pdl=True)
+        found["matrix linear"] = lambda: linears.linear(x, weight, out=projected)
     return found
 
 

@@ -23,6 +23,7 @@ pytestmark = [
 ]
 
 DEVICE = torch.device("cuda")
+DEVICE_0 = torch.device("cuda", 0)
 BF16 = torch.bfloat16
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 8, 2, 64, 16
 
@@ -145,12 +146,16 @@ def silu(rows, *, is_in_place=False):
 
 def linear(rows):
     def run(random):
-        from ostinato.engine.layers.triton.matrix_linear import launch_matrix
-        from ostinato.engine.layers.triton.vector_linear import launch_vector
+        from ostinato.engine.layers.triton.matrix_linear import matrix_launch
+        from ostinato.engine.layers.triton.vector_linear import vector_launch
 
         tiles = LinearTiles(block_n=32, block_k=64, num_warps=4, num_stages=2)
         out = torch.empty(rows, 512, dtype=BF16, device=DEVICE)
-        (launch_vector if rows == 1 else launch_matrix)(random(rows, 256), random(512, 256), out, tiles=tiles)
+        x, weight = random(rows, 256), random(512, 256)
+        if rows == 1:
+            vector_launch(BF16, 512, 256, tiles)(x, None, weight, None, None, out)
+        else:
+            matrix_launch(BF16, BF16, rows, 512, 256, tiles)(x, weight, None, out)
         return (out,)
 
     return run
@@ -246,6 +251,26 @@ def test_a_misaligned_pointer_after_an_aligned_one_takes_another_kernel():
         gate_up = memory[offset : offset + 8 * 768].view(8, 768)
         gate, up = gate_up.float().chunk(2, dim=1)
         torch.testing.assert_close(launch_silu_mul(gate_up).float(), silu(gate) * up, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.skipif(not triton.__version__.startswith(("3.6.", "3.7.")), reason="another Triton hands on otherwise")
+def test_triton_s_python_around_its_function_that_launches_is_left_out():
+    """A kernel that starts early and one that does not: both settings are handed on. No other test has this width."""
+    from ostinato.engine.layers.triton.rms_norm import _launch, launch_rms_norm
+
+    random = Random(0)
+    for num_parts in (1, 4):
+        shape = (5, 320) if num_parts == 1 else (num_parts, 5, 320)
+        dtype, weight = BF16 if num_parts == 1 else torch.float32, random(320)
+        for _ in range(2):
+            x, residual = random(*shape, dtype=dtype), random(5, 320)
+            total = (x.float() if num_parts == 1 else x.sum(0)) + residual.float()
+            launch_rms_norm(x, residual, weight, 1e-5)
+            torch.testing.assert_close(residual, total.to(BF16), rtol=2e-2, atol=2e-2)
+        launch = _launch(dtype, BF16, torch.Size(shape), True, DEVICE_0, 1e-5)
+        ((run, fixed, _, compiled),) = launch._compiled.values()
+        assert run is compiled.run.launch
+        assert fixed[1:3] == (False, compiled.run.launch_pdl)
 
 
 def test_it_launches_on_the_stream_that_is_current():

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, overload
 
-import torch
+from torch.compiler import is_compiling
 
 from ostinato.errors import ConfigError, JitInCaptureError
 from ostinato.runtime.user_frames import user_frame
@@ -187,7 +187,7 @@ def graph_break(
 
         @functools.wraps(fn)
         def marked(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():
+            if is_compiling():
                 return fn(*args, **kwargs) if lowering.call is None else lowering.call(*args, **kwargs)
             return call_break(point, args, kwargs)
 

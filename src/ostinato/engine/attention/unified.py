@@ -6,8 +6,6 @@ first ``metadata.num_tokens`` rows of the arguments are used; rows of ``out`` pa
 
 from __future__ import annotations
 
-from typing import cast
-
 from torch import Tensor
 
 from ostinato.engine.attention.backend import FusedAttentionBackend
@@ -63,5 +61,5 @@ def rotary_paged_attention(
     """
     context = get_forward_context()
     metadata, cache = context.metadata, context.caches[layer]
-    backend = cast(FusedAttentionBackend, context.backend)
+    backend: FusedAttentionBackend = context.backend  # type: ignore[assignment]
     backend.rotary_attend(qkv, rotary, out, cache, metadata, scale, q_norm, k_norm, eps)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.engine.kernels.launcher import Launcher
+from ostinato.engine.kernels.launcher import LAUNCHES_KEPT, Launch, Launcher
 
 __all__ = ["launch_copy"]
 
@@ -28,8 +28,13 @@ def _launcher() -> Launcher:
     return Launcher(_copy_kernel, "pinned copy", BLOCK=_BLOCK, num_warps=4)
 
 
+@functools.lru_cache(maxsize=LAUNCHES_KEPT)
+def _launch(num_words: int) -> Launch:
+    return _launcher().at((-(-num_words // _BLOCK), 1, 1), num_words)
+
+
 def launch_copy(target: Tensor, source: Tensor) -> None:
     """Copy ``source`` to ``target``, both [num_words] int64, that the device can reach."""
     num_words = target.shape[0]
     assert source.shape[0] == num_words, "as many words"
-    _launcher()((-(-num_words // _BLOCK), 1, 1), (target, source), num_words)
+    _launch(num_words)(target, source)

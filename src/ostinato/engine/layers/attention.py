@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from ostinato.engine.attention import get_forward_context, paged_attention, rotary_paged_attention
@@ -54,23 +53,34 @@ class SelfAttention(nn.Module):
         self.q_norm = RMSNorm(head_dim, norm_eps) if has_qk_norm else None
         self.k_norm = RMSNorm(head_dim, norm_eps) if has_qk_norm else None
 
+    def projections(self) -> tuple[Linear, Linear]:
+        """(qkv, out); see `Linear.tensors`."""
+        modules = self._modules
+        return modules["qkv"], modules["out"]  # type: ignore[return-value]
+
+    def _norms(self) -> tuple[RMSNorm | None, RMSNorm | None]:
+        """(q_norm, k_norm); see `Linear.tensors`."""
+        modules = self._modules
+        return modules.get("q_norm"), modules.get("k_norm")  # type: ignore[return-value]
+
     def attend(self, qkv: Tensor, rotary: Tensor) -> Tensor:
         """What lies between the projections; ``rotary``: [num_tokens, head_dim], rows of `RotaryTable`.
 
         [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim] -> [num_tokens, num_heads * head_dim].
         """
-        attended = torch.empty((qkv.shape[0], self.num_heads, self.head_dim), dtype=qkv.dtype, device=qkv.device)
+        attended = qkv.new_empty((qkv.shape[0], self.num_heads, self.head_dim))
         fuses_rotary = self.fuses_rotary
         if fuses_rotary is None:
             fuses_rotary = get_forward_context().backend.fuses_rotary
+        q_norm, k_norm = self._norms()
         if fuses_rotary:
-            q_norm = None if self.q_norm is None else self.q_norm.weight
-            k_norm = None if self.k_norm is None else self.k_norm.weight
-            rotary_paged_attention(qkv, rotary, attended, q_norm, k_norm, self.layer, self.scale, self.norm_eps)
+            q_scale = None if q_norm is None else q_norm.scale
+            k_scale = None if k_norm is None else k_norm.scale
+            rotary_paged_attention(qkv, rotary, attended, q_scale, k_scale, self.layer, self.scale, self.norm_eps)
         else:
             heads = qkv.view(qkv.shape[0], -1, self.head_dim)
             q, k, v = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
-            if self.q_norm is not None and self.k_norm is not None:
-                q, k = self.q_norm(q), self.k_norm(k)
+            if q_norm is not None and k_norm is not None:
+                q, k = q_norm(q), k_norm(k)
             paged_attention(rotate(q, rotary), rotate(k, rotary), v, attended, self.layer, self.scale)
         return attended.view(qkv.shape[0], -1)

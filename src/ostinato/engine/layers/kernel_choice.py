@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from ostinato.engine.layers.linear_tiles import MAX_ROWS
 
@@ -20,7 +21,7 @@ def _has_triton() -> bool:
 
 def takes_triton(x: Tensor) -> bool:
     """True on CUDA where triton is installed; a compiler gets the torch form, which it can fuse with its neighbours."""
-    return not torch.compiler.is_compiling() and x.is_cuda and _has_triton()
+    return not is_compiling() and x.is_cuda and _has_triton()
 
 
 def takes_linear_kernels(x: Tensor) -> bool:

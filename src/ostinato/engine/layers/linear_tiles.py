@@ -76,6 +76,8 @@ class LinearKind(StrEnum):
     GATED_LINEAR = "gated_linear"
     SPLIT_LINEAR = "split_linear"
 
+    __hash__ = str.__hash__  # an enum's own is Python, and each op of each layer looks itself up by its kind
+
     @property
     def is_gated(self) -> bool:
         """Whether the weight has two halves."""

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+from functools import cache
+
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn.functional import silu
 
 from ostinato.engine.layers.kernel_choice import takes_triton
 from ostinato.engine.layers.linear import Linear
 
 __all__ = ["GatedMLP", "silu_mul"]
+
+
+@cache
+def _launch() -> Callable[..., Tensor]:
+    """See `rms_norm._launch`."""
+    from ostinato.engine.layers.triton.silu_mul import launch_silu_mul
+
+    return launch_silu_mul
 
 
 def silu_mul(gate_up: Tensor, *, is_in_place: bool = False) -> Tensor:
@@ -21,11 +32,9 @@ def silu_mul(gate_up: Tensor, *, is_in_place: bool = False) -> Tensor:
             compiler traces: it places values itself, and would copy the whole to imitate a write into a part.
     """
     if takes_triton(gate_up):
-        from ostinato.engine.layers.triton.silu_mul import launch_silu_mul
-
-        return launch_silu_mul(gate_up, is_in_place=is_in_place)
+        return _launch()(gate_up, is_in_place=is_in_place)
     gate, up = gate_up.chunk(2, dim=-1)
-    if is_in_place and not torch.compiler.is_compiling():
+    if is_in_place and not is_compiling():
         return silu(gate, inplace=True).mul_(up)
     return silu(gate) * up
 
@@ -37,3 +46,8 @@ class GatedMLP(nn.Module):
         super().__init__()
         self.gate_up = Linear(hidden_size, 2 * intermediate_size, has_bias=has_bias)
         self.down = Linear(intermediate_size, hidden_size, has_bias=has_bias)
+
+    def projections(self) -> tuple[Linear, Linear]:
+        """(gate_up, down); see `Linear.tensors`."""
+        modules = self._modules
+        return modules["gate_up"], modules["down"]  # type: ignore[return-value]

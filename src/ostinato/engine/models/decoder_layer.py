@@ -41,26 +41,33 @@ class DecoderLayer(nn.Module):
         """All [num_tokens, hidden_size], but ``rotary`` [num_tokens, head_dim]; no addend in the first layer."""
         if addend is None and takes_one_row_path(residual):
             return None, self._forward_one_row(residual, rotary)
-        linears, attention, mlp = self.linears, self.attention, self.mlp
+        linears, (attention_norm, attention, mlp_norm, mlp) = self.linears, self._parts()
+        (to_qkv, to_out), (gate_up, down) = attention.projections(), mlp.projections()
         # One name for what flows through: with a name each, all of it would live until the block ends.
         if addend is None:
-            x = self.attention_norm(residual)
+            x = attention_norm(residual)
         else:
-            x, residual = self.attention_norm.add(addend, residual)
-        x = linears.linear(x, attention.qkv.weight, attention.qkv.bias)
+            x, residual = attention_norm.add(addend, residual)
+        x = linears.linear(x, *to_qkv.tensors())
         x = attention.attend(x, rotary)
-        x = linears.split_linear(x, attention.out)
-        x, residual = self.mlp_norm.add(x, residual)
-        x = linears.gated_linear(x, mlp.gate_up)
-        return linears.split_linear(x, mlp.down), residual
+        x = linears.split_linear(x, to_out)
+        x, residual = mlp_norm.add(x, residual)
+        x = linears.gated_linear(x, gate_up)
+        return linears.split_linear(x, down), residual
 
     def _forward_one_row(self, residual: Tensor, rotary: Tensor) -> Tensor:
         """The same in five launches instead of seven; the stream is updated in place."""
-        linears, attention, mlp = self.linears, self.attention, self.mlp
-        qkv = linears.norm_linear(residual, self.attention_norm, attention.qkv.weight, attention.qkv.bias)
-        residual = linears.linear_add(residual, attention.attend(qkv, rotary), attention.out)
-        gated = linears.norm_gated_linear(residual, self.mlp_norm, mlp.gate_up)
-        return linears.linear_add(residual, gated, mlp.down)
+        linears, (attention_norm, attention, mlp_norm, mlp) = self.linears, self._parts()
+        (to_qkv, to_out), (gate_up, down) = attention.projections(), mlp.projections()
+        qkv = linears.norm_linear(residual, attention_norm, *to_qkv.tensors())
+        residual = linears.linear_add(residual, attention.attend(qkv, rotary), to_out)
+        gated = linears.norm_gated_linear(residual, mlp_norm, gate_up)
+        return linears.linear_add(residual, gated, down)
+
+    def _parts(self) -> tuple[RMSNorm, SelfAttention, RMSNorm, GatedMLP]:
+        """In the order of use; see `Linear.tensors`."""
+        modules = self._modules
+        return modules["attention_norm"], modules["attention"], modules["mlp_norm"], modules["mlp"]  # type: ignore[return-value]
 
     def checkpoint_targets(self) -> Iterator[tuple[str, Tensor]]:
         """Hugging Face names in this layer, each with the rows of a parameter that it fills."""

@@ -102,8 +102,29 @@ def test_decode_splits_merge_and_leave_their_counters_at_zero(make_batch, query_
     expected = batch.expected()
     for _ in range(2):  # a counter left over would break the second launch
         close(attend(batch, backend), expected)
-    (counters,) = backend._workspace._counters.values()
+    ((_, counters),) = backend._workspace._kept.values()
     assert not counters.any()
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+@pytest.mark.parametrize("contexts", [[260, 150], [20, 7]])
+def test_splits_keep_to_their_parts_and_what_is_not_split_needs_none(monkeypatch, make_batch, contexts, is_fused):
+    batch = make_batch([1] * 2, contexts, uniform=1, in_graph=True)
+    backend, given = TritonAttention(), []
+
+    def reserve(num_parts, device):
+        parts = torch.full((num_parts + 64,), 7.5)
+        given.append((num_parts, parts))
+        return parts, torch.zeros(64, dtype=torch.int32)
+
+    monkeypatch.setattr(backend._workspace, "reserve", reserve)
+    if is_fused:
+        close(*fused(batch, has_norm=False, backend=backend))
+    else:
+        close(attend(batch, backend), batch.expected())
+    ((num_parts, parts),) = given
+    assert (num_parts > 0) == (contexts[0] > 64) and (parts[num_parts:] == 7.5).all()
+    assert num_parts == 0 or (parts[:num_parts] != 7.5).any()
 
 
 def test_uniform_batches_too_long_for_decode_tiles_take_the_varlen_kernel(make_batch):
@@ -125,7 +146,7 @@ def test_fused_decode_with_splits_and_padding(make_batch):
     backend = TritonAttention()
     out, expected = fused(batch, has_norm=False, backend=backend)
     close(out, expected)
-    (counters,) = backend._workspace._counters.values()
+    ((_, counters),) = backend._workspace._kept.values()
     assert not counters.any()
     changed = (before != batch.cache.key).flatten(2).any(-1) & ~(before.isnan() & batch.cache.key.isnan()).flatten(
         2
@@ -193,7 +214,9 @@ def test_rms_norm(size):
     x, residual, weight = torch.randn(5, size), torch.randn(5, size), torch.rand(size)
     torch.testing.assert_close(launch_rms_norm(x, None, weight, 1e-5), rms_norm(x, weight, 1e-5))
     total = x + residual
-    torch.testing.assert_close(launch_rms_norm(x, residual, weight, 1e-5), rms_norm(total, weight, 1e-5))
+    normed = launch_rms_norm(x, residual, weight, 1e-5)
+    torch.testing.assert_close(normed, rms_norm(total, weight, 1e-5))
+    assert normed.data_ptr() == x.data_ptr(), "nothing is allocated for what can lie where the addend was"
     assert torch.equal(residual, total)
 
 

@@ -206,7 +206,7 @@ def test_tensors_elsewhere_are_always_triton_s(host):
     for _ in range(3):
         launch((1, 1, 1), ALIGNED, 5, 16, 0.5)
     assert len(kernel.launches) == 3
-    assert specialisation(0, ALIGNED, (5,)) == (None, [])
+    assert specialisation(0, ALIGNED) == (None, [])
 
 
 def test_each_device_has_a_kernel_of_its_own():
@@ -220,9 +220,119 @@ def test_each_device_has_a_kernel_of_its_own():
         def data_ptr(self):
             return 4096
 
-    keys = {specialisation(device, [On(device)], ())[0] for device in (0, 1)}
+    keys = {specialisation(device, [On(device)])[0] for device in (0, 1)}
     assert len(keys) == 2 and None not in keys
-    assert specialisation(0, [On(0), On(1)], ()) == (None, [])
+    assert specialisation(0, [On(0), On(1)]) == (None, [])
+
+
+def test_a_launch_is_made_again_and_again_and_asks_where_its_tensors_lie_now(host):
+    kernel = Kernel()
+    launcher_ = made(kernel)
+    launch = launcher_.at((4, 2, 1), 5, 16, 0.5)
+    launch(*ALIGNED)
+    launch(*ALIGNED[::-1])
+    launcher_.at((1, 1, 1), 7, 32, 0.25)(*ALIGNED)  # numbers of the same kinds
+    assert len(kernel.launches) == 1
+    (compiled,) = kernel.compiled.values()
+    x, y = (tensor.data_ptr() for tensor in ALIGNED)
+    assert [(run[:3], run[9:]) for run in compiled.runs] == [
+        ((4, 2, 1), (y, x, 5, 16, 0.5, 8, 32)),
+        ((1, 1, 1), (x, y, 7, 32, 0.25, 8, 32)),
+    ]
+    launch(*ALIGNED[:1], floats(8))
+    assert len(kernel.launches) == 2, "another alignment"
+    launcher_.at((4, 2, 1), 1, 16, 0.5)(*ALIGNED)
+    assert len(kernel.launches) == 3, "another kind of number"
+
+
+def test_the_first_tensor_stands_in_for_one_that_is_not_there(host):
+    kernel = Kernel()
+    launch = made(kernel).at((1, 1, 1), 5, 16, 0.5)
+    launch(ALIGNED[0], None)
+    launch(ALIGNED[1], None)
+    launch(ALIGNED[0], ALIGNED[1])  # of the same dtype and alignment as the stand-in
+    assert [args[:2] for _, args, _ in kernel.launches] == [(ALIGNED[0], ALIGNED[0])]
+    (compiled,) = kernel.compiled.values()
+    x, y = (tensor.data_ptr() for tensor in ALIGNED)
+    assert [run[9:11] for run in compiled.runs] == [(y, y), (x, y)]
+    launch(floats(8), None)
+    assert len(kernel.launches) == 2 and kernel.key((floats(8), floats(8), 5, 16, 0.5)) in kernel.compiled
+
+
+class PythonLauncher:
+    """Python around a function that launches, as Triton has it."""
+
+    num_scratch_bytes = 0
+
+    def __init__(self, hand_on=lambda args: args):
+        self.calls, self.launch = [], lambda *args: self.calls.append(args)
+        self.hand_on, self.is_cooperative, self.is_early = hand_on, False, True
+
+    def __call__(self, grid_x, grid_y, grid_z, stream, function, *args):
+        scratch = None if self.num_scratch_bytes == 0 else bytearray(grid_x * self.num_scratch_bytes)
+        settings = self.is_cooperative, self.is_early, scratch
+        self.launch(grid_x, grid_y, grid_z, stream, function, *settings, *self.hand_on(args))
+
+
+SIGNATURE = (b"signature",)
+
+
+class NestingLauncher(PythonLauncher):
+    """The same, as Triton has it from 3.7 on."""
+
+    def __init__(self):
+        super().__init__(lambda args: (*args[:4], self.signature, args[4:]))
+        self.signature = SIGNATURE
+
+
+@pytest.mark.parametrize("launcher_class", [PythonLauncher, NestingLauncher])
+def test_python_around_the_function_that_launches_is_left_out(monkeypatch, host, launcher_class):
+    kernel, run = Kernel(), launcher_class()
+    launch = made(kernel).at((4, 2, 1), 5, 16, 0.5)
+    kernel.compiled[kernel.key((*ALIGNED, 5, 16, 0.5))] = SimpleNamespace(
+        run=run, function="its function", packed_metadata="its metadata"
+    )
+    launch(*ALIGNED)
+    assert not run.calls, "nothing is launched to find out"
+    launch(*ALIGNED)
+    run(4, 2, 1, (CPU, 7), "its function", "its metadata", None, None, None, *pointers_of(ALIGNED), 5, 16, 0.5, 8, 32)
+    ours, theirs = run.calls
+    assert ours == theirs
+    monkeypatch.setattr(PythonLauncher, "__call__", None)
+    launch(*ALIGNED)  # without it
+    assert run.calls[2] == ours
+
+
+class Scratch(PythonLauncher):
+    num_scratch_bytes = 8
+
+
+def function_with_a_launch(*args):
+    """Never called with nonsense."""
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        Scratch(),
+        PythonLauncher(lambda args: args[::-1]),
+        PythonLauncher(lambda args: args[1:]),
+        PythonLauncher(lambda args: (args,)),
+        PythonLauncher(lambda args: (*args[:4], args[4:], 7)),
+        PythonLauncher(lambda args: (*args[:4], args[:3:-1])),
+        PythonLauncher(lambda args: (3, *args)),
+        "".format,
+        function_with_a_launch,
+    ],
+)
+def test_python_that_does_more_than_to_hand_on_is_kept(monkeypatch, run):
+    monkeypatch.setattr(function_with_a_launch, "launch", print, raising=False)
+    assert launcher._innermost(run) == (run, (), (), False)
+
+
+def pointers_of(tensors):
+    return [tensor.data_ptr() for tensor in tensors]
 
 
 def test_who_listens_to_launches_hears_all_of_them(host):

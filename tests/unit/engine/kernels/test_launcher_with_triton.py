@@ -74,14 +74,14 @@ def driver(monkeypatch):
     host, reason = launcher._host_of(triton)
     if reason is not None:
         pytest.skip(reason)
-    call = launcher.Launcher.__call__
+    call = launcher.Launch.__call__
 
-    def twice(self, grid, tensors, *numbers):
+    def twice(self, *tensors):
         for found in ((None, "a test"), (host, None)):
             monkeypatch.setattr(launcher, "_host", lambda found=found: found)
-            call(self, grid, tensors, *numbers)
+            call(self, *tensors)
 
-    monkeypatch.setattr(launcher.Launcher, "__call__", twice)
+    monkeypatch.setattr(launcher.Launch, "__call__", twice)
     yield
     active.set_active(previous)
 
@@ -135,14 +135,19 @@ def silu():
 
 
 def linears():
-    from ostinato.engine.layers.triton.matrix_linear import launch_matrix
-    from ostinato.engine.layers.triton.vector_linear import launch_vector
+    from ostinato.engine.layers.triton.matrix_linear import matrix_launch
+    from ostinato.engine.layers.triton.vector_linear import vector_launch
 
-    weight, bias = torch.zeros(512, 256, dtype=BF16), torch.zeros(512, dtype=BF16)
+    weight, bias, norm = (torch.zeros(*shape, dtype=BF16) for shape in ((512, 256), (512,), (256,)))
     for use_pdl in (False, True):
-        for rows, launch in ((1, launch_vector), (7, launch_matrix)):
-            x, out = torch.zeros(rows, 256, dtype=BF16), torch.zeros(rows, 512, dtype=BF16)
-            launch(x, weight, out, tiles=TILES, bias=bias, use_pdl=use_pdl)
+        for has_bias in (False, True):
+            options = {"has_bias": has_bias, "use_pdl": use_pdl}
+            x, out = torch.zeros(7, 256, dtype=BF16), torch.zeros(7, 512, dtype=BF16)
+            behind = bias if has_bias else None
+            matrix_launch(BF16, BF16, 7, 512, 256, TILES, **options)(x, weight, behind, out)
+            vector_launch(BF16, 512, 256, TILES, **options)(x[:1], None, weight, behind, None, out[:1])
+            launch = vector_launch(BF16, 512, 256, TILES, eps=1e-5, has_residual=True, **options)
+            launch(x[:1], norm, weight, behind, out[:1], out[:1])
 
 
 def tokens():
@@ -155,6 +160,32 @@ def tokens():
     settings, counts = torch.zeros(3, NUM_SETTINGS, dtype=torch.float64), torch.zeros(4, 5000, dtype=torch.int16)
     launch_sample(logits, settings, out.clone(), counts, out)
     launch_feed(out, out.clone(), out.clone())
+
+
+def test_triton_s_own_launcher_hands_on_what_it_is_given_or_is_kept():
+    """Whichever it is: the same call arrives."""
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    calls, run = [], CudaLauncher.__new__(CudaLauncher)
+    run.launch = lambda *args: calls.append(args)
+    run.num_ctas, run.launch_cooperative_grid, run.launch_pdl = 1, False, True
+    run.gsan_enabled, run.arg_annotations, run.kernel_signature = False, (), b""
+    for name in ("global_scratch", "profile_scratch"):
+        setattr(run, f"{name}_size", 0)
+        setattr(run, f"{name}_align", 1)
+    found = launcher._innermost(run)
+    head, hooks, own = (1, 2, 3, 4, 5), ("packed", None, None, None), (4096, 7, 0.5)
+    if found.call is not run:
+        found.call(*head, *found.before, *hooks, *found.behind, *((own,) if found.is_nested else own))
+        run(*head, *hooks, *own)
+        assert calls[0] == calls[1]
+    import triton
+
+    version = tuple(map(int, triton.__version__.split(".")[:2]))
+    if version == (3, 6):
+        assert found == (run.launch, (False, True, None, None), (), False)
+    elif version == (3, 7):
+        assert found == (run.launch, (False, True), (None, None, (), b""), True)
 
 
 CASES = {

@@ -19,7 +19,7 @@ from ostinato.engine.layers import FusedLinears, Linear, RMSNorm, fused_linear
 from ostinato.engine.layers.linear_table import LinearTable
 from ostinato.engine.layers.linear_tiles import LinearKind, LinearTiles
 from ostinato.engine.layers.rms_norm import rms_norm
-from ostinato.engine.layers.triton.matrix_linear import launch_matrix
+from ostinato.engine.layers.triton.matrix_linear import matrix_launch
 from ostinato.engine.layers.triton.rms_norm import launch_rms_norm
 from ostinato.engine.models import ModelConfig, build_model, decoder, decoder_layer
 
@@ -45,6 +45,7 @@ class FixedTiles(LinearTable):
 @pytest.fixture
 def linears(monkeypatch):
     torch.manual_seed(0)
+    monkeypatch.setattr(fused_linear, "takes_triton", lambda x: True)
     monkeypatch.setattr(fused_linear, "takes_linear_kernels", lambda x: True)
     return FusedLinears(FixedTiles())
 
@@ -144,7 +145,7 @@ def test_a_gated_tile_wider_than_what_is_prefetched():
     layer = projection(1024, 64, torch.float32, has_bias=False)
     x, out = torch.randn(3, 64), torch.empty(3, 512)
     tiles = LinearTiles(block_n=256, block_k=64, num_warps=4)
-    launch_matrix(x, layer.weight, out, tiles=tiles, is_gated=True)
+    matrix_launch(x.dtype, out.dtype, 3, 512, 64, tiles, is_gated=True)(x, layer.weight, None, out)
     gate, up = product(x, layer).chunk(2, dim=-1)
     close(out, silu(gate) * up)
 
@@ -228,7 +229,7 @@ def test_a_model_gives_the_same_logits_with_kernels_and_without(monkeypatch, lin
             return model.compute_logits(model(ids, positions))
 
     with monkeypatch.context() as patch:
-        patch.setattr(fused_linear, "takes_linear_kernels", lambda x: False)
+        patch.setattr(fused_linear, "takes_triton", lambda x: False)
         plain = logits()
     calls = []
     for module in (decoder, decoder_layer):

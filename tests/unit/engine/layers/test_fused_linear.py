@@ -78,8 +78,9 @@ def as_on_cuda(monkeypatch):
     def launch(*args, **kwargs):
         raise Launched
 
+    monkeypatch.setattr(fused_linear, "takes_triton", lambda x: True)
     monkeypatch.setattr(fused_linear, "takes_linear_kernels", lambda x: x.shape[0] <= 128)
-    monkeypatch.setattr(FusedLinears, "_launch_rows", launch)
+    monkeypatch.setattr(FusedLinears, "_new_kernel", launch)
 
 
 def test_the_table_is_asked_once_a_number_of_rows_and_by_bucket(as_on_cuda):

@@ -5,7 +5,6 @@ Nothing is read on the host and every grid follows from padded sizes, so any bat
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ostinato.engine.attention.backend import AttentionShape
@@ -71,14 +70,14 @@ class TritonAttention:
             )
             _zero_past(out, live)
             return
-        # Of the rows of ``qkv`` no slices are made: in a break each is paid for in every layer of every step.
-        width = cache.num_kv_heads * cache.head_dim
-        v = qkv.narrow(1, qkv.shape[1] - width, width)
-        k = torch.empty((live, width), dtype=cache.key.dtype, device=qkv.device)
+        # Of ``qkv`` no slices are made: in a break each is paid for in every layer of every step.
+        key = cache.key
+        _, _, num_kv_heads, head_dim = key.shape
+        k = qkv.new_empty((live, num_kv_heads * head_dim), dtype=key.dtype)
         # `out` holds the rotated queries until attention overwrites them.
         launch_rotary_write(qkv, rotary, out, k, cache, metadata, q_norm, k_norm, eps)
         # What the cache would round is read back from it, so that later steps see the same values.
-        new = (k, v) if v.dtype == cache.value.dtype else None
+        new = (k, qkv) if qkv.dtype == key.dtype else None
         self._attend(out, out, cache, metadata, scale, new=new)
 
     def _attend(

@@ -87,6 +87,12 @@ class DecodePlan:
     """Rows of a query tile."""
     head_dim: int
 
+    @property
+    def num_parts(self) -> int:
+        """Floats that splits leave for the one that merges them: of each row a peak, a total and a weighted sum."""
+        rows = self.num_units * self.num_splits * self.rows if self.num_splits > 1 else 0
+        return rows * (2 + self.head_dim)
+
 
 @lru_cache
 def varlen_tiles(*, num_tokens: int, padded_group: int, head_dim: int, dtype: torch.dtype) -> VarlenTiles:

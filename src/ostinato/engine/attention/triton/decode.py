@@ -18,7 +18,7 @@ from ostinato.engine.attention.metadata import AttentionMetadata
 from ostinato.engine.attention.triton.configs import LOG2_E, DecodeTiles, next_power_of_2, plan_decode
 from ostinato.engine.attention.triton.softmax import fold_context, merge_splits
 from ostinato.engine.attention.triton.workspace import SplitWorkspace
-from ostinato.engine.kernels.launcher import Launcher
+from ostinato.engine.kernels.launcher import LAUNCHES_KEPT, Launch, Launcher
 from ostinato.engine.kvcache import LayerCache
 
 __all__ = ["launch_decode"]
@@ -36,9 +36,7 @@ def _decode_kernel(
     value,
     tables,
     seq_lens,
-    peaks,
-    totals,
-    accs,
+    parts,
     counters,
     q_stride_heads,
     table_stride,
@@ -92,8 +90,9 @@ def _decode_kernel(
     if num_live > 1:
         unit = request * NUM_KV_HEADS + kv_head
         first = unit * num_splits * M
+        num_peaks = tl.num_programs(0) * NUM_KV_HEADS * num_splits * M  # of all units; as many totals lie behind them
         is_last, total, acc = merge_splits(
-            peaks + first, totals + first, accs + first * HEAD_DIM, counters + unit,
+            parts + first, parts + num_peaks + first, parts + 2 * num_peaks + first * HEAD_DIM, counters + unit,
             peak, total, acc, is_real, split, num_live, M, HEAD_DIM, AT_ONCE,
         )  # fmt: skip
     if is_last:
@@ -123,6 +122,42 @@ def _launcher(
     )  # fmt: skip
 
 
+@functools.lru_cache(maxsize=LAUNCHES_KEPT)
+def _launch(
+    dtype: torch.dtype,
+    device: torch.device,
+    query_len: int,
+    out: torch.Size,
+    cache: torch.Size,
+    tables: torch.Size,
+    q_strides: tuple[int, ...],
+    table_strides: tuple[int, ...],
+    scale: float,
+) -> tuple[Launch, int]:
+    """Of these shapes and strides, and the parts that it needs."""
+    _, page_size, num_kv_heads, head_dim = cache
+    (num_reqs, max_pages), num_heads = tables, out[1]
+    plan = plan_decode(
+        num_reqs=num_reqs,
+        max_context=max_pages * page_size,
+        query_len=query_len,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+        device=device,
+    )
+    launcher = _launcher(dtype, query_len, num_heads, num_kv_heads, head_dim, page_size, plan.rows, plan.tiles)
+    launch = launcher.at(
+        (num_reqs, num_kv_heads, plan.num_splits),
+        q_strides[0] // head_dim,
+        table_strides[0],
+        plan.num_splits,
+        scale * LOG2_E,
+    )
+    return launch, plan.num_parts
+
+
 def launch_decode(
     q: Tensor,
     out: Tensor,
@@ -133,24 +168,8 @@ def launch_decode(
     workspace: SplitWorkspace,
 ) -> None:
     """Attend with ``query_len`` rows a request; see `AttentionBackend.attend`. Rows of ``out`` past them stay."""
-    _, page_size, num_kv_heads, head_dim = cache.key.shape
-    num_reqs, tables, num_heads = metadata.num_reqs, metadata.block_tables, out.shape[1]
-    plan = plan_decode(
-        num_reqs=num_reqs,
-        max_context=tables.shape[1] * page_size,
-        query_len=query_len,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        dtype=q.dtype,
-        device=q.device,
+    tables, key, device = metadata.block_tables, cache.key, q.device
+    launch, num_parts = _launch(
+        q.dtype, device, query_len, out.shape, key.shape, tables.shape, q.stride(), tables.stride(), scale
     )
-    parts = workspace.reserve(plan, q.device)
-    _launcher(q.dtype, query_len, num_heads, num_kv_heads, head_dim, page_size, plan.rows, plan.tiles)(
-        (num_reqs, num_kv_heads, plan.num_splits),
-        (
-            q, out, cache.key, cache.value, tables, metadata.seq_lens,
-            parts.peaks, parts.totals, parts.accs, parts.counters,
-        ),
-        q.stride(0) // head_dim, tables.stride(0), plan.num_splits, scale * LOG2_E,
-    )  # fmt: skip
+    launch(q, out, key, cache.value, tables, metadata.seq_lens, *workspace.reserve(num_parts, device))

@@ -20,7 +20,7 @@ from ostinato.engine.attention.triton.configs import LOG2_E, DecodeTiles, plan_d
 from ostinato.engine.attention.triton.rotary import norm_and_rotate
 from ostinato.engine.attention.triton.softmax import fold_context, merge_splits
 from ostinato.engine.attention.triton.workspace import SplitWorkspace
-from ostinato.engine.kernels.launcher import Launcher
+from ostinato.engine.kernels.launcher import LAUNCHES_KEPT, Launch, Launcher
 from ostinato.engine.kernels.programmatic_launch import (
     can_launch_early,
     gdc_launch_dependents,
@@ -46,9 +46,7 @@ def _fused_decode_kernel(
     slots,
     tables,
     seq_lens,
-    peaks,
-    totals,
-    accs,
+    parts,
     counters,
     table_stride,
     num_splits,
@@ -132,8 +130,9 @@ def _fused_decode_kernel(
     if num_live > 1:
         unit = request * NUM_KV_HEADS + kv_head
         first = unit * num_splits * M
+        num_peaks = tl.num_programs(0) * NUM_KV_HEADS * num_splits * M  # of all units; as many totals lie behind them
         is_last, total, acc = merge_splits(
-            peaks + first, totals + first, accs + first * HEAD_DIM, counters + unit,
+            parts + first, parts + num_peaks + first, parts + 2 * num_peaks + first * HEAD_DIM, counters + unit,
             peak, total, acc, is_real, split, num_live, M, HEAD_DIM, AT_ONCE,
         )  # fmt: skip
     if is_last:
@@ -163,6 +162,38 @@ def _launcher(
     )  # fmt: skip
 
 
+@functools.lru_cache(maxsize=LAUNCHES_KEPT)
+def _launch(
+    dtype: torch.dtype,
+    device: torch.device,
+    out: torch.Size,
+    cache: torch.Size,
+    tables: torch.Size,
+    table_strides: tuple[int, ...],
+    scale: float,
+    eps: float,
+    has_norm: bool,
+    use_pdl: bool,
+) -> tuple[Launch, int]:
+    """Of these shapes, and the parts that it needs."""
+    _, page_size, num_kv_heads, head_dim = cache
+    (num_reqs, max_pages), num_heads = tables, out[1]
+    plan = plan_decode(
+        num_reqs=num_reqs,
+        max_context=max_pages * page_size,
+        query_len=1,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        dtype=dtype,
+        device=device,
+    )
+    is_early = use_pdl and can_launch_early(device)
+    launcher = _launcher(dtype, num_heads, num_kv_heads, head_dim, page_size, has_norm, is_early, plan.rows, plan.tiles)
+    grid = num_reqs, num_kv_heads, plan.num_splits
+    return launcher.at(grid, table_strides[0], plan.num_splits, scale * LOG2_E, eps), plan.num_parts
+
+
 def launch_fused_decode(
     qkv: Tensor,
     rotary: Tensor,
@@ -181,30 +212,11 @@ def launch_fused_decode(
 
     ``use_pdl``: launch early if possible.
     """
-    is_early = use_pdl and can_launch_early(qkv.device)
-    _, page_size, num_kv_heads, head_dim = cache.key.shape
-    num_reqs, tables, num_heads = metadata.num_reqs, metadata.block_tables, out.shape[1]
-    plan = plan_decode(
-        num_reqs=num_reqs,
-        max_context=tables.shape[1] * page_size,
-        query_len=1,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        dtype=qkv.dtype,
-        device=qkv.device,
+    tables, key, device = metadata.block_tables, cache.key, qkv.device
+    launch, num_parts = _launch(
+        qkv.dtype, device, out.shape, key.shape, tables.shape, tables.stride(), scale, eps, q_norm is not None, use_pdl
     )
-    parts = workspace.reserve(plan, qkv.device)
-    launcher = _launcher(
-        qkv.dtype, num_heads, num_kv_heads, head_dim, page_size, q_norm is not None, is_early, plan.rows, plan.tiles
-    )
-    launcher(
-        (num_reqs, num_kv_heads, plan.num_splits),
-        (
-            qkv, rotary, out, cache.key, cache.value,
-            rotary if q_norm is None else q_norm, rotary if k_norm is None else k_norm,
-            metadata.slot_mapping, tables, metadata.seq_lens,
-            parts.peaks, parts.totals, parts.accs, parts.counters,
-        ),
-        tables.stride(0), plan.num_splits, scale * LOG2_E, eps,
+    launch(
+        qkv, rotary, out, key, cache.value, q_norm, k_norm, metadata.slot_mapping, tables, metadata.seq_lens,
+        *workspace.reserve(num_parts, device),
     )  # fmt: skip

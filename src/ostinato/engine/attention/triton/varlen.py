@@ -20,15 +20,12 @@ from torch import Tensor
 
 from ostinato.engine.attention.metadata import AttentionMetadata
 from ostinato.engine.attention.triton.configs import LOG2_E, VarlenTiles, next_power_of_2, varlen_tiles
-from ostinato.engine.kernels.launcher import Launcher
+from ostinato.engine.kernels.launcher import LAUNCHES_KEPT, Launch, Launcher
 from ostinato.engine.kvcache import LayerCache
 
 __all__ = ["launch_varlen"]
 
-_VARYING = (
-    *("tables", "seq_lens", "query_start", "table_stride", "num_tokens", "num_reqs"),
-    *("q_stride_heads", "k_stride_heads", "v_stride_heads"),
-)
+_VARYING = ("tables", "seq_lens", "query_start", "q_stride_heads", "table_stride", "num_tokens", "num_reqs")
 
 
 @triton.jit
@@ -96,7 +93,7 @@ def _fold(
 def _varlen_kernel(
     q,
     new_key,
-    new_value,
+    new_qkv,
     out,
     key,
     value,
@@ -104,8 +101,6 @@ def _varlen_kernel(
     seq_lens,
     query_start,
     q_stride_heads,
-    k_stride_heads,
-    v_stride_heads,
     table_stride,
     num_tokens,
     num_reqs,
@@ -187,20 +182,20 @@ def _varlen_kernel(
         scale_log2, HEAD_DIM, PAGE_SIZE, BLOCK_N, True, True,
     )  # fmt: skip
     if HAS_NEW:
-        k_stride, v_stride = k_stride_heads * HEAD_DIM, v_stride_heads * HEAD_DIM
-        its_key = new_key + first_row.to(tl.int64) * k_stride + kv_head * HEAD_DIM
-        its_value = new_value + first_row.to(tl.int64) * v_stride + kv_head * HEAD_DIM
+        QKV_STRIDE: tl.constexpr = (GROUP + 2) * CACHE_STRIDE
+        its_key = new_key + first_row.to(tl.int64) * CACHE_STRIDE + kv_head * HEAD_DIM
+        its_value = new_qkv + first_row.to(tl.int64) * QKV_STRIDE + (GROUP + 1) * CACHE_STRIDE + kv_head * HEAD_DIM
         missing = tl.minimum(earlier, 0)  # a context shorter than its queries: the last of them see what there is
         visible = token + 1 + missing
         end = tl.minimum(begin_token + BLOCK_Q, query_len) + missing
         whole = tl.maximum(begin_token + 1 + missing, 0) // BLOCK_N * BLOCK_N
         whole = tl.minimum(whole, tl.maximum(end, 0) // BLOCK_N * BLOCK_N)
         peak, total, acc = _fold(
-            q_rows, peak, total, acc, its_key, its_value, pages, k_stride, v_stride, 0, whole, visible,
+            q_rows, peak, total, acc, its_key, its_value, pages, CACHE_STRIDE, QKV_STRIDE, 0, whole, visible,
             scale_log2, HEAD_DIM, PAGE_SIZE, BLOCK_N, False, False,
         )  # fmt: skip
         peak, total, acc = _fold(
-            q_rows, peak, total, acc, its_key, its_value, pages, k_stride, v_stride, whole, end, visible,
+            q_rows, peak, total, acc, its_key, its_value, pages, CACHE_STRIDE, QKV_STRIDE, whole, end, visible,
             scale_log2, HEAD_DIM, PAGE_SIZE, BLOCK_N, False, True,
         )  # fmt: skip
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
@@ -227,6 +222,30 @@ def _launcher(
     )  # fmt: skip
 
 
+@functools.lru_cache(maxsize=LAUNCHES_KEPT)
+def _launch(
+    dtype: torch.dtype,
+    out: torch.Size,
+    cache: torch.Size,
+    num_tokens: int,
+    reqs: torch.Size,
+    q_strides: tuple[int, ...],
+    table_strides: tuple[int, ...],
+    scale: float,
+    has_new: bool,
+) -> Launch:
+    """Of these shapes and strides."""
+    _, page_size, num_kv_heads, head_dim = cache
+    num_rows, num_heads, _ = out
+    padded_group = next_power_of_2(num_heads // num_kv_heads)
+    tiles = varlen_tiles(num_tokens=num_tokens, padded_group=padded_group, head_dim=head_dim, dtype=dtype)
+    block_q = tiles.block_m // padded_group
+    return _launcher(dtype, num_heads, num_kv_heads, head_dim, page_size, tiles, has_new).at(
+        (num_kv_heads, -(-num_rows // block_q) + reqs[0], 1),
+        q_strides[0] // head_dim, table_strides[0], num_rows, reqs[0], scale * LOG2_E,
+    )  # fmt: skip
+
+
 def launch_varlen(
     q: Tensor,
     out: Tensor,
@@ -237,21 +256,13 @@ def launch_varlen(
 ) -> None:
     """Attend; see `AttentionBackend.attend`. Rows of ``out`` past the requests' become zeros, however many.
 
-    ``new``: keys and values of the step itself as they are in the cache, rows of [num_kv_heads, head_dim] with whole
-    heads from token to token; None reads all from the cache.
+    ``new``: keys of the step itself, [>= num_tokens, num_kv_heads * head_dim], and the merged projection that they and
+    its values are from, each contiguous and in the dtype of the cache; None reads all from the cache.
     """
-    _, page_size, num_kv_heads, head_dim = cache.key.shape
-    num_rows, num_heads, _ = out.shape
-    num_reqs, tables = metadata.num_reqs, metadata.block_tables
-    padded_group = next_power_of_2(num_heads // num_kv_heads)
-    tiles = varlen_tiles(num_tokens=metadata.num_tokens, padded_group=padded_group, head_dim=head_dim, dtype=q.dtype)
-    block_q = tiles.block_m // padded_group
-    new_key, new_value = (cache.key, cache.value) if new is None else new
-    _launcher(q.dtype, num_heads, num_kv_heads, head_dim, page_size, tiles, new is not None)(
-        (num_kv_heads, -(-num_rows // block_q) + num_reqs, 1),
-        (
-            q, new_key, new_value, out, cache.key, cache.value, tables, metadata.seq_lens, metadata.query_start,
-        ),
-        q.stride(0) // head_dim, new_key.stride(0) // head_dim, new_value.stride(0) // head_dim, tables.stride(0),
-        num_rows, num_reqs, scale * LOG2_E,
+    key, tables, seq_lens = cache.key, metadata.block_tables, metadata.seq_lens
+    new_key, new_qkv = (None, None) if new is None else new
+    launch = _launch(
+        q.dtype, out.shape, key.shape, metadata.num_tokens, seq_lens.shape, q.stride(), tables.stride(), scale,
+        new is not None,
     )  # fmt: skip
+    launch(q, new_key, new_qkv, out, key, cache.value, tables, seq_lens, metadata.query_start)

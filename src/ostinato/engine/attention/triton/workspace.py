@@ -8,29 +8,14 @@ grow. One workspace belongs to one backend, and launches that share it must be o
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ostinato.engine.attention.triton.configs import DecodePlan, max_split_units
+from ostinato.engine.attention.triton.configs import max_split_units
 from ostinato.runtime.breaks import jit_mark
 
-__all__ = ["SplitParts", "SplitWorkspace"]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SplitParts:
-    """The buffers of one launch; a unit is one request and KV head."""
-
-    peaks: Tensor
-    """[units * splits * rows] float32."""
-    totals: Tensor
-    """Like ``peaks``."""
-    accs: Tensor
-    """[units * splits * rows * head_dim] float32."""
-    counters: Tensor
-    """[>= units] int32, zero before and after a launch (not touched where nothing is split)."""
+__all__ = ["SplitWorkspace"]
 
 
 _serials = itertools.count()
@@ -40,25 +25,31 @@ class SplitWorkspace:
     """Hands out the buffers of split decode."""
 
     def __init__(self) -> None:
-        self._counters: dict[torch.device, Tensor] = {}
+        self._kept: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self._serial = next(_serials)
 
     @property
     def num_bytes(self) -> int:
         """Bytes that are kept between launches."""
-        return sum(counters.nbytes for counters in self._counters.values())
+        return sum(each.nbytes for kept in self._kept.values() for each in kept)
 
-    def reserve(self, plan: DecodePlan, device: torch.device) -> SplitParts:
-        """Buffers for one launch.
+    def reserve(self, num_parts: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Parts and counters of one launch.
+
+        Args:
+            num_parts: `DecodePlan.num_parts`.
+
+        Returns:
+            Parts, [>= num_parts] float32; counters, [>= units] int32, zero before and after a launch. Neither is
+            touched where nothing is split.
 
         Raises:
             JitInCaptureError: the first launch of this workspace on ``device`` falls into a capture.
         """
-        counters = self._counters.get(device)
-        if counters is None:
+        kept = self._kept.get(device)
+        if kept is None:
             jit_mark(f"split counters of workspace {self._serial} on {device}")
             counters = torch.zeros(max_split_units(device), dtype=torch.int32, device=device)
-            self._counters[device] = counters
-        rows = plan.num_units * plan.num_splits * plan.rows if plan.num_splits > 1 else 0
-        buffer = torch.empty(max(rows, 1) * (2 + plan.head_dim), dtype=torch.float32, device=device)
-        return SplitParts(peaks=buffer, totals=buffer[rows:], accs=buffer[2 * rows :], counters=counters)
+            kept = self._kept[device] = (torch.zeros(1, dtype=torch.float32, device=device), counters)
+        no_parts, counters = kept
+        return no_parts.new_empty(num_parts) if num_parts else no_parts, counters

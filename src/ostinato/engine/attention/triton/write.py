@@ -16,7 +16,7 @@ from torch import Tensor
 from ostinato.engine.attention.metadata import AttentionMetadata
 from ostinato.engine.attention.triton.configs import next_power_of_2
 from ostinato.engine.attention.triton.rotary import norm_and_rotate
-from ostinato.engine.kernels.launcher import Launcher
+from ostinato.engine.kernels.launcher import LAUNCHES_KEPT, Launch, Launcher
 from ostinato.engine.kvcache import LayerCache
 
 __all__ = ["launch_rotary_write", "launch_write"]
@@ -118,6 +118,16 @@ def _rotary_write_launcher(
     )  # fmt: skip
 
 
+@functools.lru_cache(maxsize=LAUNCHES_KEPT)
+def _rotary_write_launch(
+    dtype: torch.dtype, num_tokens: int, q_out: torch.Size, cache: torch.Size, has_norm: bool, eps: float
+) -> Launch:
+    """Of these shapes."""
+    _, _, num_kv_heads, head_dim = cache
+    launcher = _rotary_write_launcher(dtype, q_out[1], num_kv_heads, head_dim, has_norm)
+    return launcher.at((num_tokens, num_kv_heads, 1), eps)
+
+
 def launch_write(k: Tensor, v: Tensor, cache: LayerCache, metadata: AttentionMetadata) -> None:
     """Store rows as they are; see `AttentionBackend.write_kv`."""
     _, _, num_kv_heads, head_dim = cache.key.shape
@@ -149,13 +159,6 @@ def launch_rotary_write(
         metadata: only its ``num_tokens`` rows are read and written.
         q_norm, k_norm: [head_dim] weights, or None.
     """
-    _, _, num_kv_heads, head_dim = cache.key.shape
-    launcher = _rotary_write_launcher(qkv.dtype, q_out.shape[1], num_kv_heads, head_dim, q_norm is not None)
-    launcher(
-        (metadata.num_tokens, num_kv_heads, 1),
-        (
-            qkv, rotary, q_out, k_out, cache.key, cache.value,
-            rotary if q_norm is None else q_norm, rotary if k_norm is None else k_norm, metadata.slot_mapping,
-        ),
-        eps,
-    )  # fmt: skip
+    key = cache.key
+    launch = _rotary_write_launch(qkv.dtype, metadata.num_tokens, q_out.shape, key.shape, q_norm is not None, eps)
+    launch(qkv, rotary, q_out, k_out, key, cache.value, q_norm, k_norm, metadata.slot_mapping)

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.engine.kernels.launcher import Launcher
+from ostinato.engine.kernels.launcher import LAUNCHES_KEPT, Launch, Launcher
 
 __all__ = ["MAX_SPLITS", "launch_argmax", "scratch"]
 
@@ -65,6 +65,13 @@ def _launcher(dtype: torch.dtype) -> Launcher:
     return Launcher(_argmax_kernel, f"argmax[{dtype}]", BLOCK=_BLOCK, SPLITS=MAX_SPLITS, num_warps=_NUM_WARPS)
 
 
+@functools.lru_cache(maxsize=LAUNCHES_KEPT)
+def _launch(dtype: torch.dtype, logits: torch.Size) -> Launch:
+    num_rows, vocab = logits
+    num_splits = max(1, min(MAX_SPLITS, _PROGRAMS // num_rows, -(-vocab // _BLOCK)))
+    return _launcher(dtype).at((num_rows, num_splits, 1), vocab, num_splits)
+
+
 def launch_argmax(logits: Tensor, out: Tensor, peaks: Tensor, places: Tensor, counters: Tensor) -> None:
     """Write row-wise argmax, or -1 for a row whose largest value is not finite.
 
@@ -75,9 +82,7 @@ def launch_argmax(logits: Tensor, out: Tensor, peaks: Tensor, places: Tensor, co
         places: [>= num_rows, MAX_SPLITS] int32, scratch.
         counters: [>= num_rows] int32, all zero, and again afterwards.
     """
-    num_rows, vocab = logits.shape
-    num_splits = max(1, min(MAX_SPLITS, _PROGRAMS // num_rows, triton.cdiv(vocab, _BLOCK)))
-    _launcher(logits.dtype)((num_rows, num_splits, 1), (logits, out, peaks, places, counters), vocab, num_splits)
+    _launch(logits.dtype, logits.shape)(logits, out, peaks, places, counters)
 
 
 def scratch(num_rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

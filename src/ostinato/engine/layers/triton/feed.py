@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.engine.kernels.launcher import Launcher
+from ostinato.engine.kernels.launcher import LAUNCHES_KEPT, Launch, Launcher
 
 __all__ = ["launch_feed"]
 
@@ -32,9 +32,13 @@ def _launcher() -> Launcher:
     return Launcher(_feed_kernel, "feed", BLOCK=_BLOCK)
 
 
+@functools.lru_cache(maxsize=LAUNCHES_KEPT)
+def _launch(num_tokens: int) -> Launch:
+    return _launcher().at((-(-num_tokens // _BLOCK), 1, 1), num_tokens)
+
+
 def launch_feed(input_ids: Tensor, feed_rows: Tensor, last_ids: Tensor) -> Tensor:
     """See `feed_ids`."""
     out = torch.empty_like(input_ids)
-    num_tokens = input_ids.shape[0]
-    _launcher()((triton.cdiv(num_tokens, _BLOCK), 1, 1), (input_ids, feed_rows, last_ids, out), num_tokens)
+    _launch(input_ids.shape[0])(input_ids, feed_rows, last_ids, out)
     return out

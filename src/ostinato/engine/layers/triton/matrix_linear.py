@@ -14,13 +14,12 @@ import functools
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from ostinato.engine.kernels.launcher import Launcher
+from ostinato.engine.kernels.launcher import Launch, Launcher
 from ostinato.engine.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, launch_options
 from ostinato.engine.layers.linear_tiles import MAX_ROWS, LinearTiles, row_bucket
 
-__all__ = ["launch_matrix"]
+__all__ = ["matrix_launch"]
 
 # What a program asks of its rows of the weight before its input is complete, at most.
 _PREFETCH_BYTES = 48 * 1024
@@ -147,34 +146,33 @@ def _num_turns(depth: int, tiles: LinearTiles) -> int:
     return turns
 
 
-def launch_matrix(
-    x: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    *,
+def matrix_launch(
+    dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    num_rows: int,
+    columns: int,
+    depth: int,
     tiles: LinearTiles,
-    bias: Tensor | None = None,
+    *,
+    has_bias: bool = False,
     is_gated: bool = False,
     use_pdl: bool = False,
-) -> None:
-    """``out = act(x @ weight.T [+ bias])``, or parts that add up to it.
+) -> Launch:
+    """The launch of ``out = act(x @ weight.T [+ bias])``, or of parts that add up to it.
+
+    It is given (x, weight, bias, out): [num_rows, depth], [columns, depth] or, gated, [2 * columns, depth] with gates
+    first, as many as rows of weight or None, [num_rows, columns] or, split, [tiles.num_splits, num_rows, columns]. All
+    are contiguous, and but for out of ``dtype``.
 
     Args:
-        x: [num_rows, in_features], contiguous, 1 to 128 rows.
-        weight: [out_features, in_features], contiguous; gated: [2 * out_features, in_features], gates first.
-        out: [num_rows, out_features] or, split, [tiles.num_splits, num_rows, out_features]; contiguous.
+        num_rows: 1 to 128.
         tiles: ``block_n`` rows of the weight (of each half, if gated) a program.
-        bias: [as many as rows of ``weight``].
         is_gated: SiLU of the first half of the columns times the second; not with splits.
         use_pdl: launch early, if the tiles say so too; see `programmatic_launch`.
     """
-    (num_rows, depth), columns, splits = x.shape, out.shape[-1], tiles.num_splits
+    splits = tiles.num_splits
     assert num_rows <= MAX_ROWS, num_rows
     assert splits == 1 or not is_gated, "a product of sums is no sum"
     rows, is_early = max(_MIN_ROWS, row_bucket(num_rows)), use_pdl and tiles.is_early
-    launcher = _launcher(x.dtype, out.dtype, columns, depth, rows, tiles, bias is not None, is_gated, is_early)
-    launcher(
-        (triton.cdiv(columns, tiles.block_n), splits, 1),
-        (x, weight, x if bias is None else bias, out),
-        num_rows, _num_turns(depth, tiles),
-    )  # fmt: skip
+    launcher = _launcher(dtype, out_dtype, columns, depth, rows, tiles, has_bias, is_gated, is_early)
+    return launcher.at((-(-columns // tiles.block_n), splits, 1), num_rows, _num_turns(depth, tiles))

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.engine.kernels.launcher import Launcher
+from ostinato.engine.kernels.launcher import LAUNCHES_KEPT, Launch, Launcher
 from ostinato.engine.kernels.programmatic_launch import (
     can_launch_early,
     gdc_launch_dependents,
@@ -68,22 +68,32 @@ def _launcher(
     )  # fmt: skip
 
 
+@functools.lru_cache(maxsize=LAUNCHES_KEPT)
+def _launch(
+    dtype: torch.dtype, out_dtype: torch.dtype, given: torch.Size, has_residual: bool, device: torch.device, eps: float
+) -> Launch:
+    """Of ``given``, the shape of ``x``."""
+    *_, size = given
+    num_parts = given[0] if has_residual and len(given) == 3 else 1
+    is_early = num_parts > 1 and can_launch_early(device)
+    num_rows = given.numel() // (num_parts * size)
+    return _launcher(dtype, out_dtype, size, has_residual, num_parts, is_early).at((num_rows, 1, 1), eps, num_rows)
+
+
 def launch_rms_norm(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
     """Norm of ``x``, or of ``x + residual``, which is also written into ``residual``.
 
     Args:
-        x: [..., size]; copied if it is not contiguous. With a residual [num_rows, size], or parts that add up to it,
-            [num_parts, num_rows, size] in float32: then it starts early (`programmatic_launch`), as what made them did.
+        x: [..., size]; copied if it is not contiguous. With a residual [num_rows, size], which is given up: the result
+            lies in its memory; or parts that add up to it, [num_parts, num_rows, size] in float32: then it starts early
+            (`programmatic_launch`), as what made them did.
         residual: [num_rows, size] and contiguous, or None.
         weight: [size].
     """
-    size = x.shape[-1]
     x = x.contiguous()
-    like = x if residual is None else residual
-    out = torch.empty_like(like)
-    num_rows = like.numel() // size
-    num_parts = x.shape[0] if x.ndim > like.ndim else 1
-    is_early = num_parts > 1 and can_launch_early(x.device)
-    launcher = _launcher(x.dtype, out.dtype, size, residual is not None, num_parts, is_early)
-    launcher((num_rows, 1, 1), (x, like, weight, out), eps, num_rows)
+    if residual is None:
+        out = torch.empty_like(x)
+    else:
+        out = x if x.ndim == 2 and x.dtype == residual.dtype else torch.empty_like(residual)
+    _launch(x.dtype, out.dtype, x.shape, residual is not None, x.device, eps)(x, residual, weight, out)
     return out

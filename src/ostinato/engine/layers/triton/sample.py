@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.engine.kernels.launcher import Launcher
+from ostinato.engine.kernels.launcher import LAUNCHES_KEPT, Launch, Launcher
 from ostinato.engine.sampling import NUM_SETTINGS, mass_bits
 
 __all__ = ["launch_sample"]
@@ -385,6 +385,12 @@ def _launcher(dtype: torch.dtype, vocab: int) -> Launcher:
     )
 
 
+@functools.lru_cache(maxsize=LAUNCHES_KEPT)
+def _launch(dtype: torch.dtype, logits: torch.Size) -> Launch:
+    num_rows, vocab = logits
+    return _launcher(dtype, vocab).at((num_rows, 1, 1))
+
+
 def launch_sample(logits: Tensor, settings: Tensor, count_rows: Tensor, counts: Tensor, out: Tensor) -> None:
     """See `choose_tokens`; ``out`` holds the greedy choice of every row, and keeps it in plainly greedy rows.
 
@@ -395,5 +401,4 @@ def launch_sample(logits: Tensor, settings: Tensor, count_rows: Tensor, counts: 
         counts: [any, vocab] int16, contiguous.
         out: [num_rows] int64.
     """
-    num_rows, vocab = logits.shape
-    _launcher(logits.dtype, vocab)((num_rows, 1, 1), (logits, settings, count_rows, counts, out))
+    _launch(logits.dtype, logits.shape)(logits, settings, count_rows, counts, out)

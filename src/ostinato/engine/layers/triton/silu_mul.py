@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ostinato.engine.kernels.launcher import Launcher
+from ostinato.engine.kernels.launcher import LAUNCHES_KEPT, Launch, Launcher
 
 __all__ = ["launch_silu_mul"]
 
@@ -35,10 +35,15 @@ def _launcher(dtype: torch.dtype, size: int, out_stride: int) -> Launcher:
     return Launcher(_silu_mul_kernel, mark, SIZE=size, OUT_STRIDE=out_stride, BLOCK=_BLOCK, num_warps=4)
 
 
+@functools.lru_cache(maxsize=LAUNCHES_KEPT)
+def _launch(dtype: torch.dtype, num_tokens: int, size: int, out_stride: int) -> Launch:
+    return _launcher(dtype, size, out_stride).at((num_tokens, -(-size // _BLOCK), 1))
+
+
 def launch_silu_mul(gate_up: Tensor, *, is_in_place: bool = False) -> Tensor:
     """[num_tokens, 2 * size], contiguous -> [num_tokens, size]; in place a view of the gate's half."""
-    num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    num_tokens, columns = gate_up.shape
+    size = columns // 2
     out = gate_up.narrow(1, 0, size) if is_in_place else gate_up.new_empty((num_tokens, size))
-    launcher = _launcher(gate_up.dtype, size, 2 * size if is_in_place else size)
-    launcher((num_tokens, triton.cdiv(size, _BLOCK), 1), (gate_up, out))
+    _launch(gate_up.dtype, num_tokens, size, columns if is_in_place else size)(gate_up, out)
     return out

@@ -13,13 +13,12 @@ import functools
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from ostinato.engine.kernels.launcher import Launcher
+from ostinato.engine.kernels.launcher import Launch, Launcher
 from ostinato.engine.kernels.programmatic_launch import gdc_launch_dependents, gdc_wait, launch_options
 from ostinato.engine.layers.linear_tiles import LinearTiles
 
-__all__ = ["launch_vector"]
+__all__ = ["vector_launch"]
 
 
 @triton.jit
@@ -152,43 +151,29 @@ def _launcher(
     )  # fmt: skip
 
 
-def launch_vector(
-    x: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    *,
+def vector_launch(
+    dtype: torch.dtype,
+    columns: int,
+    depth: int,
     tiles: LinearTiles,
-    norm_weight: Tensor | None = None,
-    eps: float = 0.0,
-    bias: Tensor | None = None,
-    residual: Tensor | None = None,
+    *,
+    eps: float | None = None,
+    has_bias: bool = False,
+    has_residual: bool = False,
     is_gated: bool = False,
     use_pdl: bool = False,
-) -> None:
-    """``out = [residual +] act([norm](x) @ weight.T [+ bias])``.
+) -> Launch:
+    """The launch of ``out = [residual +] act([norm](x) @ weight.T [+ bias])``.
+
+    It is given (x, norm_weight, weight, bias, residual, out): [1, depth], [depth], [columns, depth] or, gated,
+    [2 * columns, depth] with gates first, as many as rows of weight, [1, columns] and the same, which may be residual.
+    All are contiguous and of ``dtype``, None where there is none.
 
     Args:
-        x: [1, in_features], contiguous.
-        weight: [out_features, in_features], contiguous; gated: [2 * out_features, in_features], gates first.
-        out: [1, out_features], contiguous; may be ``residual``.
         tiles: ``block_n`` rows of the weight (of each half, if gated) a program.
-        norm_weight: [in_features], of an RMS norm with ``eps``.
-        bias: [as many as rows of ``weight``].
-        residual: like ``out``.
+        eps: of an RMS norm of the input; None: there is none.
         is_gated: SiLU of the first half of the columns times the second.
         use_pdl: launch early; see `programmatic_launch`.
     """
-    (num_rows, depth), columns = x.shape, out.shape[1]
-    assert num_rows == 1, num_rows
-    launcher = _launcher(
-        x.dtype, columns, depth, tiles, norm_weight is not None, bias is not None, residual is not None, is_gated,
-        use_pdl,
-    )  # fmt: skip
-    launcher(
-        (triton.cdiv(columns, tiles.block_n), 1, 1),
-        (
-            x, x if norm_weight is None else norm_weight, weight, x if bias is None else bias,
-            x if residual is None else residual, out,
-        ),
-        eps,
-    )  # fmt: skip
+    launcher = _launcher(dtype, columns, depth, tiles, eps is not None, has_bias, has_residual, is_gated, use_pdl)
+    return launcher.at((-(-columns // tiles.block_n), 1, 1), 0.0 if eps is None else eps)
