@@ -72,6 +72,11 @@ def test_a_disabled_collector_stays_disabled():
         gc.enable()
 
 
+def is_frozen(count: int) -> bool:
+    """Whether so many are more than Python 3.12 counts by itself."""
+    return count > gate._MOST_IMMORTAL
+
+
 def test_a_freeze_is_counted_once_and_its_end_is_seen(monkeypatch):
     """Counting walks all that is frozen, tens of milliseconds for a large program, and each phase asks."""
     counts, count = [], gc.get_freeze_count
@@ -80,7 +85,7 @@ def test_a_freeze_is_counted_once_and_its_end_is_seen(monkeypatch):
     def phase():
         with CaptureGate().phase():
             pass
-        return count() > 0
+        return is_frozen(count())
 
     assert phase(), "the test run froze its imports"
     counts.clear()
@@ -90,21 +95,21 @@ def test_a_freeze_is_counted_once_and_its_end_is_seen(monkeypatch):
         assert [phase() for _ in range(3)] == [False] * 3, "what a phase freezes it takes back"
     finally:
         gc.freeze()
-    assert counts == [0] * 3
-    assert phase() and counts[3] > 0, "frozen again"
+    assert len(counts) == 3 and not any(map(is_frozen, counts))
+    assert phase() and is_frozen(counts[3]), "frozen again"
 
 
 def test_the_heap_is_frozen_and_a_freeze_of_the_application_kept():
     count = gc.get_freeze_count()
-    assert count > 0, "the test run froze its imports"
+    assert is_frozen(count), "the test run froze its imports"
     with CaptureGate().phase():
-        assert gc.get_freeze_count() == count
-    assert gc.get_freeze_count() == count
+        assert not is_frozen(gc.get_freeze_count() - count)
+    assert not is_frozen(gc.get_freeze_count() - count)
     gc.unfreeze()
     try:
         with CaptureGate().phase():
-            assert gc.get_freeze_count() > 1000
-        assert gc.get_freeze_count() == 0
+            assert is_frozen(gc.get_freeze_count())
+        assert not is_frozen(gc.get_freeze_count())
     finally:
         gc.freeze()
 

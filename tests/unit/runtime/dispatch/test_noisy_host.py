@@ -13,7 +13,7 @@ import statistics
 
 import pytest
 
-from ostinato.bench.scenarios.dispatch import least
+from ostinato.bench.scenarios.dispatch import over
 from ostinato.bench.scenarios.dispatch import losses as benchmark_losses
 from ostinato.runtime import CostTable, GraphConfig, StepRun
 from ostinato.runtime.dispatch import KeyTable, Turns, choose, confirmed_costs, decision_for, steps_to_time, time_steps
@@ -215,7 +215,7 @@ def side_by_side(seed, keys=KEYS, batches=lives, **settings):
 def judged(decisions, tables):
     """Losses as `ostinato bench dispatch` finds them."""
     kinds = [[d for d in decisions if bool(d.live.uniform_query_len) == is_decode] for is_decode in (True, False)]
-    times = least(tables)
+    times = over(tables, min)
     return [loss for same in kinds for loss, _ in benchmark_losses(same, times).values()]
 
 
