@@ -18,7 +18,7 @@ from ostinato.bench.end_to_end import decode_host_us
 from ostinato.bench.peers import registry
 from ostinato.bench.run import Run
 from ostinato.bench.scenarios import decode, startup
-from ostinato.bench.scenarios.dispatch import extended, judged, kinds_of_steps, losses, over
+from ostinato.bench.scenarios.dispatch import extended, judged, kinds_of_steps, losses, merged
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.text import TextState
 from ostinato.errors import ConfigError, RequestError
@@ -173,7 +173,7 @@ def test_dispatch(model: Path) -> None:
     decided, judging = (CostTable.from_dict(found.extra["costs"]["auto"][name]) for name in ("decided", "judged"))
     assert len(decided.samples) == len(judging.samples) > 0 and decided != judging
     measured = [CostTable.from_dict(each) for each in found.extra["costs"]["auto"]["measurements"]]
-    assert len(measured) == 3 and over(measured, min) == judging
+    assert len(measured) == 3 and merged(measured, min) == judging
 
 
 def test_requests_beyond_the_slots_of_full_graphs_are_judged_apart() -> None:
@@ -256,8 +256,8 @@ def test_disturbed_measurements_judge_nobody() -> None:
         return CostTable(tuple(CostSample(kind=BatchKind(), way="eager", size=n, ms=t) for n, t in enumerate(ms, 1)))
 
     tables = [table(1.0, 9.0), table(9.0, 2.1), table(1.1, 9.5)]
-    assert over(tables, min) == table(1.0, 2.1) and over(tables, statistics.median) == table(1.1, 9.0)
-    assert over([table(1.0), table(9.0, 2.1)], min) == table(1.0, 2.1), (
+    assert merged(tables, min) == table(1.0, 2.1) and merged(tables, statistics.median) == table(1.1, 9.0)
+    assert merged([table(1.0), table(9.0, 2.1)], min) == table(1.0, 2.1), (
         "eager between buckets may be timed in some alone"
     )
 

@@ -32,7 +32,7 @@ from ostinato.runtime import (
     choose,
 )
 
-__all__ = ["check", "extended", "judged", "kinds_of_steps", "losses", "measure", "over"]
+__all__ = ["check", "extended", "judged", "kinds_of_steps", "losses", "measure", "merged"]
 
 _BAR_PERCENT: Final = 3.0
 _NUM_JUDGING: Final = 3
@@ -98,7 +98,7 @@ def measure(run: Run) -> None:
             }
             seconds = _JUDGING_SECONDS[device_type]
             found = [measure_buckets(llm, budget_seconds=seconds) for _ in range(_NUM_JUDGING)]
-            times, typical = over(found, min), over(found, statistics.median)
+            times, typical = merged(found, min), merged(found, statistics.median)
             run.evidence.extra.setdefault("costs", {})[mode] = {
                 "decided": graphed.costs and graphed.costs.to_dict(),
                 "judged": times.to_dict(),
@@ -152,7 +152,7 @@ def _decisions(
     return [choose(live, table, costs=costs) for live in lives]
 
 
-def over(tables: Sequence[CostTable], statistic: Callable[[list[float]], float]) -> CostTable:
+def merged(tables: Sequence[CostTable], statistic: Callable[[list[float]], float]) -> CostTable:
     """One table of several measurements; each sample is there whose ``ms`` is ``statistic`` of those of its cost.
 
     The least is what a step took where it was disturbed least: a host that is shared slows down for seconds at a time,
@@ -161,12 +161,12 @@ def over(tables: Sequence[CostTable], statistic: Callable[[list[float]], float])
     found: dict[tuple[BatchKind, str, int], list[CostSample]] = {}
     for sample in (sample for table in tables for sample in table.samples):
         found.setdefault(sample.cost, []).append(sample)
-    merged = []
+    samples = []
     for same in found.values():
         ms = statistic([sample.ms for sample in same])
         nearest = min(same, key=lambda sample: abs(sample.ms - ms))
-        merged.append(dataclasses.replace(nearest, ms=ms))
-    return CostTable(tuple(merged))
+        samples.append(dataclasses.replace(nearest, ms=ms))
+    return CostTable(tuple(samples))
 
 
 def losses(decisions: Iterable[Decision], times: CostTable) -> dict[int, tuple[float, float]]:

@@ -13,8 +13,8 @@ import statistics
 
 import pytest
 
-from ostinato.bench.scenarios.dispatch import over
 from ostinato.bench.scenarios.dispatch import losses as benchmark_losses
+from ostinato.bench.scenarios.dispatch import merged
 from ostinato.runtime import CostTable, GraphConfig, StepRun
 from ostinato.runtime.dispatch import KeyTable, Turns, choose, confirmed_costs, decision_for, steps_to_time, time_steps
 from ostinato.runtime.dispatch.costs import way_of
@@ -215,7 +215,7 @@ def side_by_side(seed, keys=KEYS, batches=lives, **settings):
 def judged(decisions, tables):
     """Losses as `ostinato bench dispatch` finds them."""
     kinds = [[d for d in decisions if bool(d.live.uniform_query_len) == is_decode] for is_decode in (True, False)]
-    times = over(tables, min)
+    times = merged(tables, min)
     return [loss for same in kinds for loss, _ in benchmark_losses(same, times).values()]
 
 
