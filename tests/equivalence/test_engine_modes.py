@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from ostinato import LLM
+from ostinato.engine.layers.linear_tiles import MAX_ROWS
 from ostinato.engine.models import DecoderModel
 from ostinato.engine.request import FinishReason, SamplingParams
 from ostinato.telemetry import Event, RequestPreempted
@@ -152,6 +153,17 @@ def test_tokens_are_those_of_eager(
     if "PIECEWISE" in taken:
         buckets = {row["bucket"] for row in dispatch["buckets"] if row["runtime_mode"] == "PIECEWISE"}
         assert buckets >= {"16", "32"}
+
+
+def test_one_trace_serves_sizes_on_both_sides_of_the_linear_kernels(
+    tiny_dir: Callable[[str], Path], alone: Callable[[str], list[list[int]]]
+) -> None:
+    """A compiler traces the model at one size: what that size chooses there may not be held against the others."""
+    settings = {**SETTINGS, "max_num_batched_tokens": 300, "token_sizes": (16, MAX_ROWS, 300)}
+    with LLM(str(tiny_dir("llama")), mode="piecewise", partition="fx", kv_tokens=2048, **settings) as llm:
+        assert serve(llm) == alone("llama")
+        buckets = {row["bucket"] for row in llm.stats()["dispatch"]["buckets"]}
+        assert buckets == {"16", str(MAX_ROWS), "300"}
 
 
 @pytest.mark.parametrize("mode", ["none", "full_and_piecewise"])

@@ -121,7 +121,7 @@ class FusedLinears:
     ) -> _Kernel | None:
         """What the op launches; None: cuBLAS, and kernels or torch beside it."""
         shape = x.shape
-        if shape[0] > MAX_ROWS or not takes_triton(x):
+        if not takes_triton(x) or shape[0] > MAX_ROWS:  # in this order: a compiler would hold the traced side of sizes
             return None
         key = kind, shape, weight.shape, x.dtype, bias is None, eps
         kernel = self._kernels.get(key)
