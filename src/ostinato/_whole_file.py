@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -15,10 +16,10 @@ def replace_file(path: Path, text: str) -> None:
     Raises:
         OSError: it cannot be written; what was there still is.
     """
-    path = path.resolve()  # else the link would be replaced
-    if path.exists() and not path.is_file() and not path.is_dir():  # else the device would be
+    if _is_no_file(path):  # else the device would be replaced
         path.write_text(text, encoding="utf-8")
         return
+    path = Path(os.path.realpath(path))  # else the link would be; not `resolve`: it meets circles with no OSError
     handle, staged = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -27,3 +28,12 @@ def replace_file(path: Path, text: str) -> None:
     except BaseException:
         os.unlink(staged)
         raise
+
+
+def _is_no_file(path: Path) -> bool:
+    """Asked of a link as it is: what /dev/stdout leads to need not have a path."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))

@@ -39,6 +39,26 @@ def test_a_pipe_stays_one_and_takes_the_text(tmp_path: Path) -> None:
     assert found == ["text"] and pipe.is_fifo()
 
 
+def test_a_pipe_without_a_path_takes_the_text() -> None:
+    """What ``/dev/stdout`` is in front of a ``|``, and ``>(...)`` everywhere."""
+    reads, writes = os.pipe()
+    try:
+        replace_file(Path(f"/dev/fd/{writes}"), "text")
+        assert os.read(reads, 10) == b"text"
+    finally:
+        os.close(reads)
+        os.close(writes)
+
+
+def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.symlink_to(other)
+    other.symlink_to(one)
+    with pytest.raises(OSError):
+        replace_file(one, "text")
+    assert one.is_symlink() and other.is_symlink() and len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(OSError):
