@@ -53,16 +53,31 @@ def check_outputs(**paths: Path | None) -> None:
     for option, path in paths.items():
         if path is None:
             continue
-        folder = path.parent
-        why = ""
-        if path.is_dir():
-            why = "it is a folder"
-        elif not folder.is_dir():
-            why = f"there is no folder {folder}"
-        elif not os.access(folder, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
-            why = "permission denied"
+        why = _why_unwritable(path)
         if why:
             raise ConfigError(f"{path} cannot be written: {why}", fix="name a file that can be written")
-        if path.resolve() in seen:
-            raise ConfigError(f"--{seen[path.resolve()]} and --{option} name the same file", fix="name two files")
-        seen[path.resolve()] = option
+        real = _real(path)
+        if real in seen:
+            raise ConfigError(f"--{seen[real]} and --{option} name the same file", fix="name two files")
+        seen[real] = option
+
+
+def _why_unwritable(path: Path) -> str:
+    """Empty where nothing speaks against it, as `replace_file` writes."""
+    if path.is_dir():
+        return "it is a folder"
+    is_there, real = path.exists(), _real(path)
+    if is_there and not os.access(path, os.W_OK):
+        return "permission denied"
+    if is_there and not path.is_file():  # a pipe or a device, which stays
+        return ""
+    if real.is_symlink():
+        return "its links go in a circle"
+    if not real.parent.is_dir():
+        return f"there is no folder {real.parent}"
+    return "" if os.access(real.parent, os.W_OK | os.X_OK) else "permission denied"
+
+
+def _real(path: Path) -> Path:
+    """What a link leads to; `Path.resolve` raises no OSError for links in a circle."""
+    return Path(os.path.realpath(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -141,6 +142,26 @@ def test_no_file_is_written_if_one_cannot_be(
     result = run_cli("plan", "--trace", trace, "--out", out, "--plot", plot)
     assert result.code == 2 and message in result.err
     assert not list(folder.iterdir())
+
+
+def test_links_in_a_circle_are_told_before_the_work(
+    run_cli: Any, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostinato.cli.plan._of_trace", lambda *_, **__: pytest.fail("it did not look before the work"))
+    (tmp_path / "one").symlink_to(tmp_path / "other")
+    (tmp_path / "other").symlink_to(tmp_path / "one")
+    result = run_cli("plan", "--trace", trace, "--out", tmp_path / "one")
+    assert result.code == 2 and "links go in a circle" in result.err
+
+
+def test_a_device_is_written_to_in_a_folder_that_is_closed(
+    run_cli: Any, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``/dev`` is to whoever is not root, who may write to what is in it."""
+    access = os.access
+    monkeypatch.setattr("os.access", lambda path, *how: str(path) != "/dev" and access(path, *how))
+    assert run_cli("plan", "--trace", trace, "--out", "/dev/null").code == 0
+    assert "permission denied" in run_cli("plan", "--trace", trace, "--out", "/dev/sizes.json").err
 
 
 def test_a_failed_writing_leaves_the_older_file(
