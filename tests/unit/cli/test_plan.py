@@ -109,6 +109,7 @@ def test_more_requests_than_a_trace_has_need_no_memory(run_cli: Any, trace: Path
         (["--trace", "TRACE", "--load-factor", "0"], "--load-factor is 0"),
         (["--trace", "TRACE", "--chunk-tokens", "0"], "--chunk-tokens is 0"),
         (["--trace", "TRACE", "--max-graphs", "0"], "--max-graphs of 0 allows no graph"),
+        (["--trace", "TRACE", "--max-graphs", "-1"], "--max-graphs of -1 allows no graph"),
         (["--trace", "TRACE", "--memory-budget-mib", "0"], "--memory-budget-mib of 0 allows no graph"),
         (["--histogram", "TRACE"], "is not JSON"),
         (["--histogram", "TRACE", "--chunk-tokens", "64"], "--chunk-tokens goes with --trace"),

@@ -74,9 +74,10 @@ def affordable_graphs(
     """
     if max_graphs > _MOST:
         raise ConfigError(f"max_graphs is {max_graphs}", fix=f"use 1 to {_MOST:g}", field="max_graphs")
+    if max_graphs < 1:
+        raise ConfigError(f"max_graphs of {max_graphs} allows no graph", fix="one graph needs 1", field="max_graphs")
     allowed = max_graphs * num_kinds
     for name, budget, each in (
-        ("max_graphs", float(max_graphs * num_kinds), 1.0),
         ("memory_budget_mib", memory_budget_mib, price.mib),
         ("capture_seconds", capture_seconds, price.capture_seconds),
     ):
