@@ -115,7 +115,7 @@ class UnknownNameError(ConfigError):
 
 
 class DeviceUnavailableError(ConfigError):
-    """The device asked for is not on this machine."""
+    """The device asked for is not on this machine, or another one is current."""
 
     code = "OST102"
 
