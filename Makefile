@@ -16,7 +16,7 @@ help: ## list the targets
 
 # --- what a newcomer runs ---------------------------------------------------------------------
 
-demo: $(VENV)/.engine ## install the engine and show it at work, in a minute or two
+demo: $(VENV)/.engine ## install the engine and show it at work, in some minutes
 	$(BIN)/ostinato demo
 
 test: $(VENV)/.dev ## all tests that need no GPU and no network

@@ -11,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from ostinato.errors import ConfigError
+
 __all__ = [
     "ENGINE_PANEL",
     "Attention",
@@ -130,6 +132,14 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on sta
 
 
 def sizes_of(text: str) -> tuple[int, ...] | str:
-    """Sizes from ``1,2,4``; any other text is the name of a ladder, which `EngineConfig` judges."""
+    """Sizes from ``1,2,4``; a word alone is the name of a ladder, which `EngineConfig` judges.
+
+    Raises:
+        ConfigError: several parts, of which one is no integer.
+    """
     parts = [part.strip() for part in text.split(",")]
-    return tuple(map(int, parts)) if all(part.isascii() and part.isdigit() for part in parts) else text
+    if all(part.isascii() and part.isdigit() for part in parts):
+        return tuple(map(int, parts))
+    if len(parts) > 1:
+        raise ConfigError(f"{text!r} are no sizes", fix="write integers with commas between, as 1,2,4")
+    return text

@@ -18,12 +18,16 @@ from ostinato.runtime.capture import as_device
 from ostinato.runtime.config import GraphConfig
 from ostinato.runtime.dispatch import CostTable
 from ostinato.runtime.keys import CaptureSupport, GraphKey
-from ostinato.runtime.nest import tensors
+from ostinato.runtime.nest import leaves, tensors
 from ostinato.runtime.planning import largest_size
 from ostinato.runtime.qualify import ShadowOwner
 from ostinato.telemetry import Sink
 
 __all__ = ["Arguments", "check_budget", "check_costs", "check_overlap"]
+
+
+_HOLDERS = (torch.Tensor, torch.nn.Module, torch.Generator)
+"""What state consists of, in the end."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,6 +68,11 @@ class Arguments:
             raise ConfigError("slots map names to Slot(...)", fix='pass slots={"x": Slot(shape=(None, 8), dtype=...)}')
         if not isinstance(self.config, GraphConfig):
             raise ConfigError(f"config is a {type(self.config).__name__}", fix="pass GraphConfig(...)")
+        if self.state is not None and not any(isinstance(leaf, _HOLDERS) for _, leaf in leaves(self.state)):
+            raise ConfigError(
+                f"state is a {type(self.state).__name__} with no tensor in it",
+                fix="pass the module or the tensors themselves, not names of them: what is not there is not watched",
+            )
         has_example = example is not None or self.example_kwargs is not None
         if has_example == (slots is not None):
             raise ConfigError("give either example=(...) or slots={...}", fix="pass one example call, or one Slot each")

@@ -163,7 +163,8 @@ class GraphConfig:
 def _positive(field: str, values: tuple[int, ...]) -> tuple[int, ...]:
     """``values`` sorted without duplicates; ConfigError where one is not a positive int."""
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ConfigError(f"{field} must be several sizes", fix=f"write {field}=({values!r},)", got=values)
+        example = f"({values!r},)" if _is_int(values, low=1) else "(1, 2, 4)"
+        raise ConfigError(f"{field} must be several sizes", fix=f"write {field}={example}", got=values)
     values = tuple(values)
     bad = [v for v in values if not _is_int(v, low=1)]
     if bad or not values:

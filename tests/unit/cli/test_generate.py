@@ -271,5 +271,7 @@ def test_sizes_and_whose_ladder(fake_llm: Any, ostinato_command: Command, capsys
     file.write_text('{"decode_sizes": "sglang"}')
     assert ostinato_command(*arguments, "--config", str(file)) == 0
     assert fake_llm.opened[-1].config.decode_sizes == "sglang"
+    assert ostinato_command(*arguments, "--decode-sizes", "1,x") == 2
+    assert "'1,x' are no sizes" in capsys.readouterr().err
     assert ostinato_command(*arguments, "--config", str(file), "--decode-sizes", "1,2") == 2
     assert "give --decode-sizes instead" in capsys.readouterr().err

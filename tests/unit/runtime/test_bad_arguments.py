@@ -17,6 +17,8 @@ X = torch.ones(2, 3)
         ({"device": 3.5}, "3.5 names no device"),
         ({"capture_support": "x"}, "capture_support is 'x'"),
         ({"sinks": [3]}, "a sink is of type int"),
+        ({"state": ["weight"]}, "state is a list with no tensor in it.*not names of them"),
+        ({"state": {"step": 1}}, "state is a dict with no tensor in it"),
     ],
 )
 def test_graphed(settings, message):

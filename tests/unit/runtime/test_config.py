@@ -44,7 +44,7 @@ def test_a_replaced_config_is_checked_again():
         ({"sizes": (4, 9), "max_size": 8}, "size 9 is above max_size 8 Fix: drop it from sizes or raise max_size"),
         ({"decode_sizes": (9,), "max_num_reqs": 8}, "decode size 9 is above max_num_reqs 8 Fix: drop it"),
         ({"sizes": 5}, "sizes must be several sizes (got=5) Fix: write sizes=(5,)"),
-        ({"sizes": "12"}, "sizes must be several sizes"),
+        ({"sizes": "12"}, "sizes must be several sizes (got=12) Fix: write sizes=(1, 2, 4)"),
         ({"padding": "no"}, "padding is 'no' Fix: use True or False"),
         ({"max_padding": "x"}, "max_padding is 'x'"),
         ({"max_padding": float("nan")}, "max_padding is nan"),

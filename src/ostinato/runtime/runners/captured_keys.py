@@ -87,6 +87,9 @@ class CapturedKeys:
             return self._plans[key]
         except KeyError:
             captured = ", ".join(str(k) for k in self._plans) or "none"
+            if not isinstance(key, GraphKey):
+                fix = "pass one of the facade's `keys`, or Decision.key"
+                raise RuntimeStateError(f"{key!r} is no GraphKey", fix=fix, captured=captured) from None
             raise RuntimeStateError(f"there is no graph of {key}", fix=f"captured keys: {captured}") from None
 
     def check(self, key: GraphKey) -> None:

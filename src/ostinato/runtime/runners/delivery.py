@@ -6,6 +6,7 @@ until the next step, and comes as a `ReplayView` that says so when it is used la
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,6 +19,8 @@ from ostinato.runtime.runners.plan import CapturedPlan
 from ostinato.runtime.runners.replay_view import Origin, ReplayView
 
 __all__ = ["Delivery"]
+
+logger = logging.getLogger("ostinato")
 
 
 class Delivery:
@@ -34,6 +37,7 @@ class Delivery:
         self._left: set[int] = set()
         self._layout = RowLayout()
         self._shapes: dict[int, dict[int, tuple[int, ...]]] = {}  # output -> rows -> shape
+        self._told: set[int] = set()  # outputs that do not follow the batch
 
     def observe(self, outputs: Any, num_rows: int) -> None:
         """Take in the outputs of a run of ``num_rows`` rows."""
@@ -42,13 +46,25 @@ class Delivery:
             self._shapes.setdefault(position, {})[num_rows] = tuple(tensor.shape)
 
     def check(self) -> None:
-        """Raise `ConfigError` if an output grows with the batch otherwise than by one row a token: it cannot be cut."""
+        """Raise `ConfigError` if an output grows with the batch otherwise than by one row a token: it cannot be cut.
+
+        One that does not follow it at all may be right (a constant, a state) or made of padded rows too (a sum): that
+        is told once, since no look at shapes can know.
+        """
         for position, shapes in self._shapes.items():
             if len(set(shapes.values())) > 1 and not self._layout.is_batch_major(position):
                 raise ConfigError(
                     f"output {position} follows the batch, but not with one row a token in dimension 0",
                     fix="return it with the batch first, or reshape it outside the wrapped callable",
                     shapes=shapes,
+                )
+            if not self._layout.is_batch_major(position) and position not in self._told:
+                self._told.add(position)
+                logger.warning(
+                    "output %d, of shape %s, has no row a token and is handed out as a padded batch makes it; "
+                    "qualify() finds out whether padding changes it",
+                    position,
+                    next(iter(shapes.values())),
                 )
 
     def leave(self, kept: Iterable[torch.Tensor]) -> None:

@@ -45,3 +45,11 @@ def test_inputs_are_copied_and_what_is_kept_is_left_alone():
     out = delivery.deliver(plan(ARENA.view(4, 3), kept[2:6]), 2)
     assert type(out["y"]) is torch.Tensor and out["y"].data_ptr() != ARENA.data_ptr()
     assert type(out["state"]) is torch.Tensor and out["state"].data_ptr() == kept[2:].data_ptr()
+
+
+def test_an_output_without_a_row_a_token_is_told_once(caplog):
+    delivery = observed(copies=True)
+    delivery.check()
+    delivery.check()
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("output 1, of shape (4, 3), has no row a token") and "qualify()" in told

@@ -121,6 +121,8 @@ def test_a_key_without_a_graph_lists_those_that_have_one(ready):
     with pytest.raises(RuntimeStateError, match="there is no graph of FULL tokens=4") as caught:
         graphed.inspect(missing)
     assert caught.value.fix == "captured keys: PIECEWISE tokens=4"
+    with pytest.raises(RuntimeStateError, match="'PIECEWISE tokens=4' is no GraphKey"):
+        graphed.inspect("PIECEWISE tokens=4")
     graphed.close()
     with pytest.raises(RuntimeStateError):
         graphed.inspect(graphed.keys[0])
