@@ -38,7 +38,6 @@ class FusedLinears:
     def __init__(self, table: LinearTable | None = None, *, use_pdl: bool = True) -> None:
         self.table = LinearTable() if table is None else table
         self.use_pdl = use_pdl
-        self._chosen: dict[LinearShape, LinearTiles | None] = {}
         self._kernels: dict[tuple[object, ...], _Kernel | None] = {}
 
     def norm_linear(
@@ -143,11 +142,9 @@ class FusedLinears:
             in_features=x.shape[1],
             dtype=str(x.dtype).removeprefix("torch."),
         )
-        if shape not in self._chosen:
-            tiles = self.table.choose(shape)
-            is_too_large = tiles is not None and shared_bytes(shape, tiles) > _shared_bytes_of(x.device)
-            self._chosen[shape] = None if is_too_large else tiles
-        return self._chosen[shape]
+        tiles = self.table.choose(shape)
+        is_too_large = tiles is not None and shared_bytes(shape, tiles) > _shared_bytes_of(x.device)
+        return None if is_too_large else tiles
 
     def _new_kernel(
         self, kind: LinearKind, tiles: LinearTiles, x: Tensor, out_features: int, bias: Tensor | None, eps: float

@@ -1,7 +1,7 @@
 """Tile sizes by head size and dtype, and how far a context is split: fixed, never tuned at run time.
 
 Everything here is a function of shapes (padded sizes), so a captured graph stays right for any live batch
-that it is replayed for. Called by the launchers beside this file.
+that it is replayed for. Called by the launchers beside this file, which keep what they make of it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,6 @@ class DecodePlan:
         return rows * (2 + self.head_dim)
 
 
-@lru_cache
 def varlen_tiles(*, num_tokens: int, padded_group: int, head_dim: int, dtype: torch.dtype) -> VarlenTiles:
     """Tiles for ``num_tokens`` padded rows; ``padded_group`` is query heads a KV head, as a power of two."""
     if dtype == torch.float32:  # exact products run without tensor cores: small tiles, for registers
@@ -113,7 +112,6 @@ def variant_num_tokens() -> tuple[int, ...]:
     return (1, _SMALL_BATCH_ROWS + 1)
 
 
-@lru_cache
 def _decode_tiles(*, head_dim: int, dtype: torch.dtype, rows: int, fills_device: bool) -> DecodeTiles:
     at_once = max(1, 512 // head_dim)  # keeps the merged tile within registers
     if dtype == torch.float32:
@@ -147,7 +145,6 @@ def max_split_units(device: torch.device) -> int:
     return _PROGRAMS_PER_SM * _num_multiprocessors(device)
 
 
-@lru_cache(maxsize=1024)
 def plan_decode(
     *,
     num_reqs: int,
