@@ -80,7 +80,7 @@ class EngineConfig:
         compile: "inductor" compiles the work inside full graphs, and with partition "fx" the pieces.
         compile_max_tokens: full graphs of more tokens are captured uncompiled; None compiles all.
         full_mixed_max_tokens: with mode "auto" or "full_and_piecewise", mixed steps of up to so many tokens replay full
-            graphs too, if attention supports it; None is 512 for "auto" with triton (one launch a step is what
+            graphs too, if attention supports it; None is 1,024 for "auto" with triton (one launch a step is what
             a short prompt's first token waits for), else 0.
         ownership: of what attention is given in piecewise graphs: "recycled" lets buckets share the memory that their
             own segments rewrite at each replay; "owned" gives each bucket of each layer its own, which was 2 GiB for
@@ -309,7 +309,7 @@ def resolve_engine_config(
         why = (
             "attention runs in any graph, and a launch a step is cheapest" if is_short else "only for auto with triton"
         )
-        choose("full_mixed_max_tokens", 512 if is_short else 0, why)
+        choose("full_mixed_max_tokens", 1024 if is_short else 0, why)
     if config.tune_linears and device_kind != "cuda":
         choose("tune_linears", False, "only CUDA has kernels to choose from")
     if config.overlap is None:

@@ -203,7 +203,7 @@ def test_contradictions_with_machine_and_model_are_refused() -> None:
 
 def test_small_mixed_steps_are_full_for_auto_where_attention_allows_it() -> None:
     for chosen, device, expected in (
-        (EngineConfig(), "cuda", 512),
+        (EngineConfig(), "cuda", 1024),
         (EngineConfig(), "cpu", 0),
         (EngineConfig(attention="torch"), "cuda", 0),
         (EngineConfig(mode="full_and_piecewise"), "cuda", 0),

@@ -16,12 +16,12 @@ from ostinato.runtime import GraphKey, PlannedSizes, decode_ladder, preset_withi
 
 __all__ = ["decode_sizes_for", "kv_tiers_for", "max_captured_tokens", "named_sizes", "out_of_reach", "token_sizes_for"]
 
-# An H200 multiplies by a layer's weights for as long as the host launches its kernels, some 0.3 ms, when tokens times
-# weights are so many.
-_TOKENS_TIMES_WEIGHTS: Final = 1e11
-# Mixed steps up to here may be full graphs, which save more than launches.
+# The host launches a layer's kernels in some 0.15 ms (0.3 on a slow host), and an H200 multiplies by its weights for
+# as long when tokens times weights are so many.
+_TOKENS_TIMES_WEIGHTS: Final = 5e10
+# Mixed steps up to here are full graphs as a rule, which save more than launches: 4 to 6 % of 512 to 1,024 tokens (1B).
 _MIN_CAPTURED_TOKENS: Final = 512
-# On an H200 a step of 4,096 tokens of a 1B model gains 4 % by its graph, for which the pool would hold 0.3 GiB more.
+# Of smaller models too: their graphs of more tokens would save little, and hold memory by their tokens.
 _MAX_CAPTURED_TOKENS: Final = 2048
 
 

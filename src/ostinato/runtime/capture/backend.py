@@ -37,6 +37,8 @@ class DeviceUsage:
 
     allocator_bytes: int
     """What torch's allocator holds, used or not; when simulated, the graphs' pool."""
+    live_bytes: int
+    """What tensors lie in, of these."""
     driver_bytes: int
     """What is taken beside it, other processes' included: graph executables, kernels, contexts; 0 when simulated."""
 

@@ -417,7 +417,11 @@ class CudaBackend:
         """See `CaptureBackend.usage`."""
         free, total = torch.cuda.mem_get_info(self.device)
         reserved = torch.cuda.memory_reserved(self.device)
-        return DeviceUsage(allocator_bytes=reserved, driver_bytes=total - free - reserved)
+        return DeviceUsage(
+            allocator_bytes=reserved,
+            live_bytes=torch.cuda.memory_allocated(self.device),
+            driver_bytes=total - free - reserved,
+        )
 
     def close(self) -> None:
         """See `CaptureBackend.close`. The pool itself goes when the last graph in it is closed."""

@@ -352,7 +352,7 @@ class SimulatedBackend:
 
     def usage(self) -> DeviceUsage:
         """See `CaptureBackend.usage`."""
-        return DeviceUsage(allocator_bytes=self._pool.reserved_bytes, driver_bytes=0)
+        return DeviceUsage(allocator_bytes=self._pool.reserved_bytes, live_bytes=self._pool.live_bytes, driver_bytes=0)
 
     def close(self) -> None:
         """See `CaptureBackend.close`."""

@@ -63,6 +63,11 @@ class SimulatedPool:
         """Bytes of all blocks."""
         return sum(block.capacity_bytes for block in self._blocks)
 
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of the blocks that a tensor of the program lies in."""
+        return sum(block.capacity_bytes for block in self._in_use.values() if not block.is_free)
+
     def take(self, nbytes: int) -> tuple[Block, torch.UntypedStorage]:
         """A block of at least ``nbytes`` and the storage through which the program sees it."""
         self.reclaim()

@@ -1,8 +1,9 @@
 """What graphs that are not captured yet will take, from a few that are: the first, and what each more costs. Pure.
 
-Graphs are captured largest first into one pool, so that the first of a kind brings the memory in which the later ones
-find room; each of these adds little: its outputs, and what did not fit into a gap. The driver keeps an executable of
-each beside the pool. Hence for each kind a first cost, and a straight line in tokens through the later ones.
+Graphs are captured largest first into one pool, so that the first ones bring the memory in which the later ones work;
+each of these keeps its outputs there, which follow its tokens. The allocator adds to a pool in pieces of some 20 MiB,
+so what a few captures added says little of the next; what they keep is exact. The driver keeps an executable of each
+graph beside the pool. Hence what the samples took, and for each kind straight lines in tokens through its later ones.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class CaptureCost:
         kind: of its key.
         num_tokens: of its key.
         pool_bytes: that the allocator had to add.
+        live_bytes: that tensors lie in since: the outputs that the graph keeps.
         driver_bytes: that left the device beside the allocator: the executable, and kernels loaded for it.
         seconds: of wall time, warm-up not counted.
     """
@@ -34,6 +36,7 @@ class CaptureCost:
     kind: GraphKind
     num_tokens: int
     pool_bytes: int
+    live_bytes: int
     driver_bytes: int
     seconds: float
 
@@ -47,7 +50,7 @@ class GraphGrowth:
 
     pool_bytes: int
     driver_bytes: int
-    pool_lines: dict[GraphKind, tuple[float, float]]
+    live_lines: dict[GraphKind, tuple[float, float]]
     driver_lines: dict[GraphKind, tuple[float, float]]
 
     @classmethod
@@ -60,7 +63,7 @@ class GraphGrowth:
         return cls(
             pool_bytes=sum(cost.pool_bytes for cost in costs),
             driver_bytes=sum(cost.driver_bytes for cost in costs),
-            pool_lines={kind: _line([(c.num_tokens, c.pool_bytes) for c in found]) for kind, found in later.items()},
+            live_lines={kind: _line([(c.num_tokens, c.live_bytes) for c in found]) for kind, found in later.items()},
             driver_lines={
                 kind: _line([(c.num_tokens, c.driver_bytes) for c in found]) for kind, found in later.items()
             },
@@ -74,12 +77,12 @@ class GraphGrowth:
         """
         pool, executables = float(self.pool_bytes), float(self.driver_bytes)
         for kind, num_tokens in more:
-            if kind not in self.pool_lines:
+            if kind not in self.live_lines:
                 raise ConfigError(
                     f"too few sample captures of {kind} graphs",
                     fix=f"capture at least {_FEWEST} of each kind: the first is unlike the others",
                 )
-            pool += _at(self.pool_lines[kind], num_tokens)
+            pool += _at(self.live_lines[kind], num_tokens)
             executables += _at(self.driver_lines[kind], num_tokens)
         return round(pool), round(executables)
 

@@ -94,6 +94,7 @@ def _cost(key: GraphKey, before: DeviceUsage, after: DeviceUsage, seconds: float
         kind=key.kind,
         num_tokens=key.num_tokens,
         pool_bytes=max(0, after.allocator_bytes - before.allocator_bytes),
+        live_bytes=max(0, after.live_bytes - before.live_bytes),
         driver_bytes=max(0, after.driver_bytes - before.driver_bytes),
         seconds=seconds,
     )

@@ -40,7 +40,7 @@ def test_a_second_warm_up_is_for_compilers(device: str, settings: dict[str, Any]
     assert graph_settings(config, device, ModelConfig.from_hf(LLAMA_1B)).warm_up_runs == runs
 
 
-@pytest.mark.parametrize(("hf", "weights", "largest"), [(LLAMA_1B, 60_817_408, 2048), (LLAMA_8B, 218_103_808, 512)])
+@pytest.mark.parametrize(("hf", "weights", "largest"), [(LLAMA_1B, 60_817_408, 1024), (LLAMA_8B, 218_103_808, 512)])
 def test_the_ladder_ends_where_the_device_computes_longer_than_the_host_launches(hf, weights, largest) -> None:
     model = ModelConfig.from_hf(hf)
     config, _ = resolve_engine_config(EngineConfig(), "cuda", 2048, "bfloat16")

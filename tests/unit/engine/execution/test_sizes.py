@@ -76,7 +76,7 @@ def test_few_tokens_of_a_mixed_step_share_a_graph_as_they_share_kernels(
     assert token_sizes_for("cuda", largest, weights) == token
 
 
-@pytest.mark.parametrize("weights", [1, 49_000_000, 98_000_000, 10**9])
+@pytest.mark.parametrize("weights", [1, 48_000_000, 49_000_000, 98_000_000, 10**9])
 def test_the_last_octave_pads_by_an_eighth_at_most(weights: int) -> None:
     token = token_sizes_for("cuda", 8192, weights)
     last = [size for size in token if size >= token[-1] // 2]
@@ -89,6 +89,6 @@ def test_tiers_end_with_the_longest_context(longest: int, tiers: tuple[int, ...]
     assert kv_tiers_for("triton", longest) is None
 
 
-@pytest.mark.parametrize(("weights", "largest"), [(1, 2048), (49_000_000, 2048), (98_000_000, 1024), (10**9, 512)])
+@pytest.mark.parametrize(("weights", "largest"), [(1, 2048), (48_000_000, 2048), (49_000_000, 1024), (98_000_000, 512), (10**9, 512)])
 def test_larger_layers_end_the_ladder_of_mixed_steps_earlier(weights: int, largest: int) -> None:
     assert max_captured_tokens(weights) == largest

@@ -10,14 +10,29 @@ from ostinato.errors import ConfigError
 from ostinato.runtime.memory.growth import CaptureCost, GraphGrowth
 
 
-def cost(tokens: int, pool: int, driver: int = 0) -> CaptureCost:
-    return CaptureCost(kind="full", num_tokens=tokens, pool_bytes=pool, driver_bytes=driver, seconds=0.1)
+def cost(tokens: int, live: int, driver: int = 0, *, pool: int | None = None, kind: str = "full") -> CaptureCost:
+    return CaptureCost(
+        kind=kind,
+        num_tokens=tokens,
+        pool_bytes=live if pool is None else pool,
+        live_bytes=live,
+        driver_bytes=driver,
+        seconds=0.1,
+    )
 
 
 def test_the_first_capture_lies_on_no_line() -> None:
     growth = GraphGrowth.fit([cost(64, 1_000_000, 5000), cost(32, 320, 300), cost(16, 160, 300)])
     assert growth.predict([]) == (1_000_480, 5600)
     assert growth.predict([("full", 8), ("full", 4)]) == (1_000_480 + 80 + 40, 5600 + 2 * 300)
+
+
+def test_what_graphs_keep_is_what_more_of_them_add() -> None:
+    """As on an H200: of three captures one finds no gap, and 20 MiB come at once; the next ones do not pay that."""
+    mib = 1 << 20
+    samples = [cost(1024, 4 * mib, pool=54 * mib), cost(960, 3840 << 10, pool=22 * mib), cost(896, 3584 << 10, pool=0)]
+    more = [("full", tokens) for tokens in range(832, 0, -64)]
+    assert GraphGrowth.fit(samples).predict(more)[0] == 76 * mib + sum(tokens * 4096 for _, tokens in more)
 
 
 def test_a_line_that_falls_is_level() -> None:
@@ -39,10 +54,8 @@ def test_three_samples_are_needed(num_samples: int) -> None:
 
 
 def test_each_kind_has_its_own_first_capture() -> None:
-    def piecewise(tokens: int, pool: int) -> CaptureCost:
-        return CaptureCost(kind="piecewise", num_tokens=tokens, pool_bytes=pool, driver_bytes=9, seconds=0.1)
-
-    growth = GraphGrowth.fit([piecewise(64, 700), cost(8, 5000), *[piecewise(32, 3)] * 2, *[cost(4, 1)] * 2])
+    later = [*[cost(32, 3, 9, kind="piecewise")] * 2, *[cost(4, 1)] * 2]
+    growth = GraphGrowth.fit([cost(64, 700, 9, kind="piecewise"), cost(8, 5000), *later])
     assert growth.predict([("full", 2), ("piecewise", 16)]) == (700 + 5000 + 6 + 2 + 1 + 3, 3 * 9 + 9)
 
 
