@@ -95,7 +95,7 @@ class KeyService:
                 on_key(key)
 
         kept = self.kept()
-        report = self.capture_aside(self.pending(), capture_one, on_done=done)
+        report = self.capture_aside(self.pending(), capture_one, on_done=done, is_brief=False)
         self._watch(kept)
         return report
 
@@ -105,9 +105,10 @@ class KeyService:
         capture_one: Callable[[GraphKey], CapturedPlan],
         *,
         on_done: Callable[[GraphKey, CapturedPlan | None], None],
+        is_brief: bool = True,
     ) -> CaptureReport:
         """Capture ``keys``, which do not come into service by that; see `capture_all`."""
-        return capture_all(keys, capture_one, backend=self._backend, bus=self._bus, on_done=on_done)
+        return capture_all(keys, capture_one, backend=self._backend, bus=self._bus, on_done=on_done, is_brief=is_brief)
 
     def swap(self, added: Mapping[GraphKey, CapturedPlan], retired: Sequence[GraphKey], *, kept: list[Place]) -> None:
         """Put ``added`` into service and give the graphs of ``retired`` back. ``kept``: from before the captures."""

@@ -21,6 +21,10 @@ __all__ = ["decode_sizes_for", "kv_tiers_for", "max_captured_tokens", "named_siz
 _TOKENS_TIMES_WEIGHTS: Final = 5e10
 # Mixed steps up to here are full graphs as a rule, which save more than launches: 4 to 6 % of 512 to 1,024 tokens (1B).
 _MIN_CAPTURED_TOKENS: Final = 512
+# cuBLAS multiplies by tiles of so many rows (H200): half a tile more costs as much as a whole one, or more (1B: 576, 704
+# and 960 tokens 2.65, 3.06 and 3.60 ms; 640, 768 and 1,024 tokens 2.55, 2.99 and 3.56), a quarter costs less.
+_TILE_ROWS: Final = 128
+_PART_TILE: Final = 32
 # Of smaller models too: their graphs of more tokens would save little, and hold memory by their tokens.
 _MAX_CAPTURED_TOKENS: Final = 2048
 
@@ -43,7 +47,7 @@ def token_sizes_for(device_type: str, max_num_batched_tokens: int, layer_weights
     end = max_captured_tokens(layer_weights)
     more = [size for size in token_ladder(end) if size > MAX_ROWS]
     # In the last octave the device is busy for nearly as long as the host, so padding costs what eager would save.
-    between = [(lower + upper) // 2 for lower, upper in pairwise(more) if lower >= end // 2]
+    between = [_between(lower, upper) for lower, upper in pairwise(more) if lower >= end // 2]
     largest = min(max_num_batched_tokens, end)
     return tuple(sorted({*(size for size in (*ROW_BUCKETS, *more, *between) if size < largest), largest}))
 
@@ -99,6 +103,11 @@ def out_of_reach(keys: Sequence[GraphKey], *, num_pages: int, page_size: int) ->
 
 def _smallest_for(most: int, sizes: Sequence[int]) -> int:
     return min((size for size in sizes if size >= most), default=most)
+
+
+def _between(lower: int, upper: int) -> int:
+    middle = (lower + upper) // 2
+    return lower + _PART_TILE if upper - lower == _TILE_ROWS and lower % _TILE_ROWS == 0 else middle
 
 
 def _doubling(first: int, largest: int) -> tuple[int, ...]:

@@ -104,8 +104,12 @@ class CaptureBackend(Protocol):
     generators: GeneratorLog
     """Of the user's own random generators: each graph that begins knows those in it, and its replays advance them."""
 
-    def phase(self) -> AbstractContextManager[None]:
-        """Open the capture phase. Outside it `begin` raises `CaptureNotAllowedError`. GC is frozen within."""
+    def phase(self, *, is_brief: bool = False) -> AbstractContextManager[None]:
+        """Open the capture phase. Outside it `begin` raises `CaptureNotAllowedError`. GC is frozen within.
+
+        Args:
+            is_brief: steps wait for its end; see `CaptureGate.phase`.
+        """
         ...
 
     def session(self) -> AbstractContextManager[None]:

@@ -281,9 +281,9 @@ class CudaBackend:
         self._is_closed = False
 
     @contextmanager
-    def phase(self) -> Iterator[None]:
+    def phase(self, *, is_brief: bool = False) -> Iterator[None]:
         """See `CaptureBackend.phase`."""
-        with self._shared.gate.phase():
+        with self._shared.gate.phase(is_brief=is_brief):
             self.generation.follow(self._shared.generations)
             self._shared.generations.add(self.generation)
             torch.cuda.synchronize(self.device)

@@ -25,6 +25,8 @@ __all__ = ["CaptureGate"]
 _MOST_IMMORTAL: Final = 2000
 """Objects that may count as frozen without anybody having asked for it: Python 3.12 counts its immortal ones after a
 collection, some hundreds. Python alone has over 4,000 others, so whoever freezes, however early, freezes more."""
+_YOUNG: Final = 1
+_ALL: Final = 2
 
 
 class _Collector:
@@ -38,13 +40,13 @@ class _Collector:
         self._saw_frozen = False  # by the application, at the last look
 
     @contextmanager
-    def off(self) -> Iterator[None]:
-        """Collect, then switch off and freeze; undone when the last phase ends."""
+    def off(self, oldest: int) -> Iterator[None]:
+        """Collect the generations up to ``oldest``, then switch off and freeze; undone when the last phase ends."""
         with self._lock:
             self._depth += 1
             if self._depth == 1:
                 self._was_enabled = gc.isenabled()
-                gc.collect()
+                gc.collect(oldest)
                 gc.disable()
                 self._has_frozen = not self._is_frozen()
                 if self._has_frozen:
@@ -81,8 +83,12 @@ class CaptureGate:
         self._lock = threading.Lock()
 
     @contextmanager
-    def phase(self) -> Iterator[None]:
+    def phase(self, *, is_brief: bool = False) -> Iterator[None]:
         """Open the gate for this thread, with the garbage collector off.
+
+        Args:
+            is_brief: steps wait for the end: what has been alive for long is not collected before, which takes 0.1 s of
+                a heap that holds torch; Python's collector does so in its own time.
 
         Raises:
             NestedCaptureError: a segment is being recorded on this thread.
@@ -103,7 +109,7 @@ class CaptureGate:
             self._owner = me
             self._open_depth += 1
         try:
-            with _collector.off():
+            with _collector.off(_YOUNG if is_brief else _ALL):
                 yield
         finally:
             with self._lock:

@@ -249,9 +249,9 @@ class SimulatedBackend:
         self._num_graphs = 0
         self._is_closed = False
 
-    def phase(self) -> Any:
+    def phase(self, *, is_brief: bool = False) -> Any:
         """See `CaptureBackend.phase`."""
-        return self._gate.phase()
+        return self._gate.phase(is_brief=is_brief)
 
     @contextmanager
     def session(self) -> Iterator[None]:

@@ -56,16 +56,18 @@ def capture_all(
     backend: CaptureBackend,
     bus: EventBus,
     on_done: Callable[[GraphKey, CapturedPlan | None], None],
+    is_brief: bool = False,
 ) -> CaptureReport:
     """Capture ``keys`` in the given order inside one capture phase.
 
     Args:
         capture_one: captures one key, all or nothing.
         on_done: told of each key, with its plan or None if it failed.
+        is_brief: steps wait; see `CaptureBackend.phase`.
     """
     report = CaptureReport()
     start = time.perf_counter()
-    with backend.phase():
+    with backend.phase(is_brief=is_brief):
         for key in keys:
             began, usage = time.perf_counter(), backend.usage()
             try:

@@ -89,6 +89,8 @@ def test_tiers_end_with_the_longest_context(longest: int, tiers: tuple[int, ...]
     assert kv_tiers_for("triton", longest) is None
 
 
-@pytest.mark.parametrize(("weights", "largest"), [(1, 2048), (48_000_000, 2048), (49_000_000, 1024), (98_000_000, 512), (10**9, 512)])
+@pytest.mark.parametrize(
+    ("weights", "largest"), [(1, 2048), (48_000_000, 2048), (49_000_000, 1024), (98_000_000, 512), (10**9, 512)]
+)
 def test_larger_layers_end_the_ladder_of_mixed_steps_earlier(weights: int, largest: int) -> None:
     assert max_captured_tokens(weights) == largest

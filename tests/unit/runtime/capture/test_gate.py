@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 
@@ -50,6 +51,24 @@ def test_the_phase_belongs_to_its_thread():
         thread.join()
         gate.check()
     assert refused == ["capture was tried outside the capture phase", "another thread has the capture phase open"]
+
+
+class _Ring:
+    """Garbage that only the collector finds."""
+
+    def __init__(self):
+        self.me = self
+
+
+def test_a_brief_phase_leaves_what_is_old_to_pythons_own_collector():
+    old = _Ring()
+    gc.collect()  # it is of the oldest generation now
+    gone_old, young = weakref.ref(old), weakref.ref(_Ring())
+    del old
+    with CaptureGate().phase(is_brief=True):
+        assert gone_old() is not None and young() is None
+    with CaptureGate().phase():
+        assert gone_old() is None
 
 
 def test_gates_share_one_collector():
