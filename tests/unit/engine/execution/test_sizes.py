@@ -77,10 +77,16 @@ def test_few_tokens_of_a_mixed_step_share_a_graph_as_they_share_kernels(
 
 
 @pytest.mark.parametrize("weights", [1, 48_000_000, 49_000_000, 98_000_000, 10**9])
-def test_the_last_octave_pads_by_an_eighth_at_most(weights: int) -> None:
+def test_the_last_octave_has_eight_steps(weights: int) -> None:
     token = token_sizes_for("cuda", 8192, weights)
     last = [size for size in token if size >= token[-1] // 2]
-    assert len(last) == 9 and all(upper * 8 <= lower * 9 for lower, upper in pairwise(last))
+    assert len(last) == 9 and all(upper * 8 <= lower * 9 or upper - lower == 96 for lower, upper in pairwise(last))
+
+
+def test_what_lies_between_whole_tiles_is_a_quarter_of_one() -> None:
+    token = token_sizes_for("cuda", 8192, 60_817_408)
+    assert token[token.index(512) :] == (512, 544, 640, 672, 768, 800, 896, 928, 1024)
+    assert all(size % 128 == 0 for size in token_sizes_for("cuda", 8192, 1) if size > 512), "halves are whole tiles"
 
 
 @pytest.mark.parametrize(("longest", "tiers"), [(100, (100,)), (256, (256,)), (300, (256, 300)), (2048, (256, 2048))])
