@@ -19,13 +19,13 @@ _LINES: Final[dict[str, tuple[str, str, tuple[str, ...], bool]]] = {
     "surface": ("tokens", "step_ms", ("variant",), True),
     "segments": ("segments", "off_us", ("callable",), True),
     "checks": ("watched", "both_us", ("callable", "guards"), False),
-    "dispatch": ("sizes", "worst_percent", ("mode", "kind", "ladder"), False),
+    "dispatch": ("tokens", "step_ms", ("way",), True),
     "executables": ("nodes", "other_host_us", ("executables",), False),
     "growth": ("batch", "step_ms", ("context",), True),
     "serve": ("rate", "ttft_ms_p99", ("mode",), True),
     "background": ("seconds", "hit_percent", ("mode", "capture"), False),
 }
-_PANELS: Final = {"surface": "requests", "background": "rate"}
+_PANELS: Final = {"surface": "requests", "background": "rate", "dispatch": "kind"}
 """bench -> what tells panels apart, side by side on one scale."""
 _UNITS: Final = {
     "requests": "requests",
@@ -47,10 +47,8 @@ _LABELS: Final = {
     "scheduler_us": "scheduling of a step, us",
     "watched": "tensors that are watched",
     "both_us": "decision and guards, us",
-    "sizes": "sizes of a step",
     "nodes": "nodes of the graphs",
     "other_host_us": "host time of a replay after another graph's, us",
-    "worst_percent": "most that a decision loses, %",
     "ttft_ms_p99": "99th percentile of time to first token, ms",
 }
 _GROWTH_OF_THE_SCHEDULER: Final = ("batch", "scheduler_us", ("queued",), True)
@@ -92,9 +90,25 @@ def _panels(document: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, An
     if name is None:
         return [("", list(document["rows"]))]
     panels: dict[Any, list[Mapping[str, Any]]] = {}
-    for row in document["rows"]:
+    for row in _cost_rows(document) if document["bench"] == "dispatch" else document["rows"]:
         panels.setdefault(row[name], []).append(row)
-    return [(f"{value} {_UNITS[name]}", rows) for value, rows in sorted(panels.items())] or [("", [])]
+    return [(f"{value} {_UNITS.get(name, '')}".strip(), rows) for value, rows in sorted(panels.items())] or [("", [])]
+
+
+def _cost_rows(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What each way takes by size, as the judge of decisions measured it: why they are as they are."""
+    costs = document.get("costs", {})
+    return [
+        {
+            "kind": "mixed steps" if curve["query_len"] is None else f"decode, {curve['query_len']} token a request",
+            "way": ", ".join(part for part in (mode * (len(costs) > 1), curve["way"]) if part),
+            "tokens": int(tokens),
+            "step_ms": ms,
+        }
+        for mode, tables in costs.items()
+        for curve in tables["judged"]
+        for tokens, ms in curve["ms"].items()
+    ]
 
 
 def _lines(axes: Any, document: Mapping[str, Any]) -> None:

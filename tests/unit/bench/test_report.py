@@ -43,6 +43,17 @@ def test_a_table_has_the_columns_that_some_row_has() -> None:
     ]
 
 
+def test_a_picture_of_decisions_shows_what_the_ways_cost() -> None:
+    curves = [
+        {"query_len": None, "way": "eager", "ms": {"8": 2.0, "16": 2.5}},
+        {"query_len": 1, "way": "full", "ms": {"4": 1.0}},
+    ]
+    costs = {"auto": {"decided": curves, "judged": curves, "measurements": [curves]}}
+    panels = plots._panels(document("dispatch") | {"costs": costs})
+    assert [(title, len(rows)) for title, rows in panels] == [("decode, 1 token a request", 1), ("mixed steps", 2)]
+    assert panels[1][1][1] == {"kind": "mixed steps", "way": "eager", "tokens": 16, "step_ms": 2.5}
+
+
 def test_every_scenario_has_a_table_and_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for bench in SCENARIOS:
