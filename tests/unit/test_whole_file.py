@@ -19,6 +19,17 @@ def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_others_may_read_what_they_might_if_open_had_made_it(tmp_path: Path) -> None:
+    plain, new, older = (tmp_path / name for name in ("plain", "new", "older"))
+    plain.write_text("")
+    older.write_text("")
+    older.chmod(0o640)
+    for path in (new, older):
+        replace_file(path, "text")
+    assert new.stat().st_mode == plain.stat().st_mode
+    assert older.stat().st_mode & 0o777 == 0o640
+
+
 def test_a_link_stays_one(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     target, link = tmp_path / "folder" / "file", tmp_path / "link"

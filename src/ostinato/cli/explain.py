@@ -52,7 +52,7 @@ def explain(
     load_format: LoadFormat = "auto",
     max_num_reqs: MaxNumReqs = None,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option("--max-num-tokens", help="Tokens of one step.", rich_help_panel=ENGINE_PANEL)
+        int | None, typer.Option(help="Tokens of one step.", rich_help_panel=ENGINE_PANEL)
     ] = None,
     max_model_len: MaxModelLen = None,
     draft_length: Annotated[int, typer.Option(help="Tokens that a draft adds to each decode.")] = 0,

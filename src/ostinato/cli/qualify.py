@@ -50,7 +50,7 @@ def qualify(
     ] = 4,
     max_num_batched_tokens: Annotated[
         int,
-        typer.Option("--max-num-tokens", help="Largest step with prompts, in tokens.", rich_help_panel=ENGINE_PANEL),
+        typer.Option(help="Largest step with prompts, in tokens.", rich_help_panel=ENGINE_PANEL),
     ] = 32,
     max_model_len: Annotated[int, typer.Option(help="Longest context, in tokens.", rich_help_panel=ENGINE_PANEL)] = 512,
     seed: Annotated[int, typer.Option(help="Of the made-up batches.")] = 0,

@@ -181,7 +181,7 @@ def test_a_short_model_needs_no_context_to_be_named(explained: Callable[..., dic
     assert found["step"]["decisions"][0]["runtime_mode"] == "FULL"
 
 
-LIMITS = ["--max-num-reqs", "2", "--max-num-tokens", "32", "--max-model-len", "64"]
+LIMITS = ["--max-num-reqs", "2", "--max-num-batched-tokens", "32", "--max-model-len", "64"]
 
 
 def test_costs_are_measured_kept_and_read(
@@ -220,7 +220,7 @@ def test_costs_of_other_sizes_are_estimates_and_it_is_said(
     explained("--measure", *costs, *LIMITS)  # of 16 and 32 tokens
     (decision,) = explained("--prefill", "20", *costs, *LIMITS)["step"]["decisions"]
     assert decision["estimated"] == [] and decision["cost_ms"] is not None
-    other = [*LIMITS[:2], "--max-num-tokens", "24", *LIMITS[4:]]  # 16 and 24
+    other = [*LIMITS[:2], "--max-num-batched-tokens", "24", *LIMITS[4:]]  # 16 and 24
     (decision,) = explained("--prefill", "20", *costs, *other)["step"]["decisions"]
     assert decision["estimated"] == ["PIECEWISE tokens=24"]
     (decision,) = explained("--prefill", "10", *costs, *other)["step"]["decisions"]
@@ -284,7 +284,7 @@ def test_costs_that_are_not_there(ostinato_command: Command, capsys: Capture, mo
         (["--decode", "0"], "OST100", "--decode is 0"),
         (["--prefill", "-3"], "OST100", "--prefill is -3"),
         (["--decode", "17"], "OST100", "17 requests is above --max-num-reqs 16"),
-        (["--prefill", "513"], "OST100", "513 tokens is above --max-num-tokens 512"),
+        (["--prefill", "513"], "OST100", "513 tokens is above --max-num-batched-tokens 512"),
         (["--mixed", "16+200"], "OST100", "17 requests is above --max-num-reqs 16"),
         (["--decode", "2", "--context", "9999"], "OST100", "9999 tokens of context is above --max-model-len"),
         (["--decode", "2", "--context", "0"], "OST100", "--context is 0"),

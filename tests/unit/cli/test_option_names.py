@@ -19,7 +19,7 @@ class Parameter:
 
 PARAMETERS = [
     Parameter("max_num_reqs", ["--max-num-reqs"]),
-    Parameter("max_num_batched_tokens", ["--max-num-tokens"]),
+    Parameter("max_num_batched_tokens", ["--max-num-batched-tokens"]),
     Parameter("tokens", ["-t", "--tokens"]),
     Parameter("is_cold", ["--cold"]),
     Parameter("scenario_file", ["SCENARIO_FILE"]),
@@ -29,7 +29,10 @@ PARAMETERS = [
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("max_num_reqs must be <= max_num_batched_tokens (4)", "--max-num-reqs must be <= --max-num-tokens (4)"),
+        (
+            "max_num_reqs must be <= max_num_batched_tokens (4)",
+            "--max-num-reqs must be <= --max-num-batched-tokens (4)",
+        ),
         ("decode has no use for is_cold", "decode has no use for --cold"),
         ("raise max_num_reqs.", "raise --max-num-reqs."),
         ("set max_num_reqs='many'", "set --max-num-reqs many"),

@@ -19,7 +19,7 @@ Capture = pytest.CaptureFixture[str]
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     folder: Path = write_tiny_model(tmp_path_factory.mktemp("tiny"), has_weights=False, has_tokenizer=False)
-    sizes = ["--max-num-reqs", "2", "--max-num-tokens", "4", "--max-model-len", "32"]
+    sizes = ["--max-num-reqs", "2", "--max-num-batched-tokens", "4", "--max-model-len", "32"]
     return ["qualify", "--model", str(folder), "--load-format", "dummy", "--device", "cpu", *sizes]
 
 
@@ -97,7 +97,10 @@ def test_every_option_reaches_the_engine(ostinato_command: Command, fake_llm: An
     [
         (["--mode", "piecewize"], "did you mean 'piecewise'"),
         (["--max-num-reqs", "0"], "must be an integer >= 1"),
-        (["--max-num-reqs", "8", "--max-num-tokens", "4"], "--max-num-reqs must be <= --max-num-tokens (4), got 8"),
+        (
+            ["--max-num-reqs", "8", "--max-num-batched-tokens", "4"],
+            "--max-num-reqs must be <= --max-num-batched-tokens (4), got 8",
+        ),
         (["--max-model-len", "100000"], "--max-model-len"),
         (["--seed", "-1"], "seed"),
         (["--no-such-option"], ""),

@@ -113,7 +113,7 @@ def test_what_only_the_machine_or_the_model_can_refuse(options: list[str], code:
 
 
 def test_every_graph_does_what_eager_does() -> None:
-    report = run_json("qualify", "--device", "cpu", "--max-num-reqs", "2", "--max-num-tokens", "16")
+    report = run_json("qualify", "--device", "cpu", "--max-num-reqs", "2", "--max-num-batched-tokens", "16")
     assert report["passed"] and report["bitwise"]
     assert len(report["keys"]) == 5
     assert all(key["max_gap"] == 0.0 and key["max_gap_unpadded"] < 1e-3 for key in report["keys"])
