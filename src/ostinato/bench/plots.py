@@ -99,16 +99,21 @@ def _cost_rows(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """What each way takes by size, as the judge of decisions measured it: why they are as they are."""
     costs = document.get("costs", {})
     return [
-        {
-            "kind": "mixed steps" if curve["query_len"] is None else f"decode, {curve['query_len']} token a request",
-            "way": ", ".join(part for part in (mode * (len(costs) > 1), curve["way"]) if part),
-            "tokens": int(tokens),
-            "step_ms": ms,
-        }
+        {"kind": _kind(curve), "way": _way(curve, mode if len(costs) > 1 else ""), "tokens": int(tokens), "step_ms": ms}
         for mode, tables in costs.items()
         for curve in tables["judged"]
         for tokens, ms in curve["ms"].items()
     ]
+
+
+def _kind(curve: Mapping[str, Any]) -> str:
+    length = curve["query_len"]
+    return "mixed steps" if length is None else f"decode, {length} {'token' if length == 1 else 'tokens'} a request"
+
+
+def _way(curve: Mapping[str, Any], mode: str) -> str:
+    tier = curve["kv_tier"]
+    return ", ".join(filter(None, (mode, curve["way"], tier and f"contexts up to {tier:,}")))
 
 
 def _lines(axes: Any, document: Mapping[str, Any]) -> None:

@@ -43,15 +43,21 @@ def test_a_table_has_the_columns_that_some_row_has() -> None:
     ]
 
 
-def test_a_picture_of_decisions_shows_what_the_ways_cost() -> None:
+def test_a_picture_of_decisions_shows_what_the_ways_cost(tmp_path: Path) -> None:
     curves = [
-        {"query_len": None, "way": "eager", "ms": {"8": 2.0, "16": 2.5}},
-        {"query_len": 1, "way": "full", "ms": {"4": 1.0}},
+        {"query_len": None, "kv_tier": None, "way": "eager", "ms": {"8": 2.0, "16": 2.5}},
+        *({"query_len": 4, "kv_tier": tier, "way": "full decode graph", "ms": {"4": 1.0}} for tier in (256, 4096)),
     ]
-    costs = {"auto": {"decided": curves, "judged": curves, "measurements": [curves]}}
-    panels = plots._panels(document("dispatch") | {"costs": costs})
-    assert [(title, len(rows)) for title, rows in panels] == [("decode, 1 token a request", 1), ("mixed steps", 2)]
-    assert panels[1][1][1] == {"kind": "mixed steps", "way": "eager", "tokens": 16, "step_ms": 2.5}
+    full = document("dispatch") | {"costs": {"auto": {"decided": curves, "judged": curves, "measurements": [curves]}}}
+    decode, mixed = plots._panels(full)
+    assert [decode[0], mixed[0]] == ["decode, 4 tokens a request", "mixed steps"]
+    assert [row["way"] for row in decode[1]] == [
+        f"full decode graph, contexts up to {tier}" for tier in ("256", "4,096")
+    ]
+    assert mixed[1][1] == {"kind": "mixed steps", "way": "eager", "tokens": 16, "step_ms": 2.5}
+    pytest.importorskip("matplotlib")
+    draw(full, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_every_scenario_has_a_table_and_a_picture(tmp_path: Path) -> None:

@@ -32,6 +32,26 @@ def test_steps_run_eagerly_until_their_graph_is_there():
         assert graphed.explain(X[:5]).bucket == "8"
 
 
+def test_only_captures_that_steps_wait_for_are_brief(monkeypatch):
+    with make(lambda x: x * 2 + 1) as graphed:
+        phase, seen = graphed.backend.phase, []
+
+        def watched(*, is_brief=False):
+            seen.append(is_brief)
+            return phase(is_brief=is_brief)
+
+        monkeypatch.setattr(graphed.backend, "phase", watched)
+        graphed.warm_up().capture()
+        assert seen == [False]
+        graphed.resize(sizes=(8, 12, 24))
+        assert seen == [False, True]
+    with make(lambda x: x * 2 + 1).defer_capture() as graphed:
+        phase, seen = graphed.backend.phase, []
+        monkeypatch.setattr(graphed.backend, "phase", watched)
+        graphed.capture_late()
+        assert seen == [True]
+
+
 @pytest.mark.parametrize("partition", ["breakable", "fx"])
 def test_state_is_as_if_the_made_up_steps_had_not_been(partition):
     state, draws = torch.zeros(4), []

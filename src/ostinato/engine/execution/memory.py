@@ -173,7 +173,7 @@ def _with(loaded: LoadedModel, **changes: Any) -> LoadedModel:
 
 
 def _samples(sizes: Iterable[int]) -> list[int]:
-    """Those that tell most: the three largest (the second may fill what the first left free), and two for the slope."""
+    """Those that tell most: the three largest, which bring nearly all of the pool, and two for the slope."""
     ordered = sorted(sizes)
     return sorted({*ordered[-3:], *ordered[len(ordered) // 2 :][:1], *ordered[:1]})
 

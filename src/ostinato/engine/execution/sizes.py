@@ -19,10 +19,10 @@ __all__ = ["decode_sizes_for", "kv_tiers_for", "max_captured_tokens", "named_siz
 # The host launches a layer's kernels in some 0.15 ms (0.3 on a slow host), and an H200 multiplies by its weights for
 # as long when tokens times weights are so many.
 _TOKENS_TIMES_WEIGHTS: Final = 5e10
-# Mixed steps up to here are full graphs as a rule, which save more than launches: 4 to 6 % of 512 to 1,024 tokens (1B).
+# Up to here mixed steps gain more by a graph than its launches: as a full one they have no breaks (1B: 4 to 6 %).
 _MIN_CAPTURED_TOKENS: Final = 512
-# cuBLAS multiplies by tiles of so many rows (H200): half a tile more costs as much as a whole one or more (1B: 576, 704
-# and 960 tokens 2.65, 3.06 and 3.60 ms, 640, 768 and 1,024 tokens 2.55, 2.99 and 3.56), a quarter costs less.
+# cuBLAS multiplies by tiles of so many rows (H200): 64 rows more cost at least as much as a whole tile (1B in pieces:
+# 704 tokens 3.06 ms, 768 tokens 2.99), a quarter of a tile less (672 tokens 2.67 ms).
 _TILE_ROWS: Final = 128
 _PART_TILE: Final = 32
 # Of smaller models too: their graphs of more tokens would save little, and hold memory by their tokens.

@@ -27,6 +27,7 @@ _MOST_IMMORTAL: Final = 2000
 collection, some hundreds. Python alone has over 4,000 others, so whoever freezes, however early, freezes more."""
 _YOUNG: Final = 1
 _ALL: Final = 2
+_BRIEF_PHASES_UNTIL_ALL: Final = 10  # as many collections of the young as Python lets pass
 
 
 class _Collector:
@@ -38,15 +39,16 @@ class _Collector:
         self._was_enabled = False
         self._has_frozen = False
         self._saw_frozen = False  # by the application, at the last look
+        self._num_brief = 0  # phases since all was collected
 
     @contextmanager
-    def off(self, oldest: int) -> Iterator[None]:
-        """Collect the generations up to ``oldest``, then switch off and freeze; undone when the last phase ends."""
+    def off(self, *, is_brief: bool) -> Iterator[None]:
+        """Collect, then switch off and freeze; undone when the last phase ends."""
         with self._lock:
             self._depth += 1
             if self._depth == 1:
                 self._was_enabled = gc.isenabled()
-                gc.collect(oldest)
+                gc.collect(self._generation(is_brief))
                 gc.disable()
                 self._has_frozen = not self._is_frozen()
                 if self._has_frozen:
@@ -61,6 +63,12 @@ class _Collector:
                         gc.unfreeze()
                     if self._was_enabled:
                         gc.enable()
+
+    def _generation(self, is_brief: bool) -> int:
+        """The oldest to collect. A phase makes all that is alive old, and a freeze sets back by what Python counts when
+        it is to collect that: so nobody would while brief phases follow each other, but for every tenth."""
+        self._num_brief = (self._num_brief + 1) % _BRIEF_PHASES_UNTIL_ALL if is_brief else 0
+        return _YOUNG if self._num_brief else _ALL
 
     def _is_frozen(self) -> bool:
         """Whether the application has frozen the heap. Counting what is frozen takes as long as there is of it, so once
@@ -87,8 +95,8 @@ class CaptureGate:
         """Open the gate for this thread, with the garbage collector off.
 
         Args:
-            is_brief: steps wait for the end: what has been alive for long is not collected before, which takes 0.1 s of
-                a heap that holds torch; Python's collector does so in its own time.
+            is_brief: steps wait for the end. To look through a heap that holds torch takes 0.1 s: only young garbage is
+                collected before, but in every tenth such phase.
 
         Raises:
             NestedCaptureError: a segment is being recorded on this thread.
@@ -109,7 +117,7 @@ class CaptureGate:
             self._owner = me
             self._open_depth += 1
         try:
-            with _collector.off(_YOUNG if is_brief else _ALL):
+            with _collector.off(is_brief=is_brief):
                 yield
         finally:
             with self._lock:

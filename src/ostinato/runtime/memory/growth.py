@@ -4,6 +4,7 @@ Graphs are captured largest first into one pool, so that the first ones bring th
 each of these keeps its outputs there, which follow its tokens. The allocator adds to a pool in pieces of some 20 MiB,
 so what a few captures added says little of the next; what they keep is exact. The driver keeps an executable of each
 graph beside the pool. Hence what the samples took, and for each kind straight lines in tokens through its later ones.
+What later graphs keep may lie in room that the samples left free: a prediction is too high by as much at most.
 """
 
 from __future__ import annotations

@@ -253,6 +253,15 @@ class CaptureBackendConformance:
         after = backend.usage()
         assert after.allocator_bytes - before.allocator_bytes >= x.nbytes
         assert min(after.driver_bytes, before.driver_bytes) >= 0
+        assert after.live_bytes <= after.allocator_bytes
+
+    def test_usage_tells_what_tensors_keep_of_it(self, backend: CaptureBackend) -> None:
+        x = torch.ones(1 << 22, device=backend.device)
+        before = backend.usage()
+        _graph, out = self.record(backend, lambda t: (t + 1) * 2, x)
+        assert backend.usage().live_bytes - before.live_bytes >= x.nbytes
+        del out
+        assert backend.usage().live_bytes - before.live_bytes < x.nbytes
 
     def test_held_outputs_are_not_recycled(self, backend: CaptureBackend) -> None:
         x = torch.ones(1 << 16, device=backend.device)

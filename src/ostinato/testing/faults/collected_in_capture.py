@@ -80,6 +80,6 @@ COLLECTED_IN_CAPTURE = Fault(
     title="GC frees a kernel module, or runs a finaliser, in the middle of a capture",
     source="vLLM source",
     protection="the collector is off and the heap frozen as long as the capture phase is open",
-    cost="one collection before the captures; garbage stays until they are done",
+    cost="one collection before the captures, mostly of young garbage between steps; garbage stays until they are done",
     plant=Plant(protected=_protected, unprotected=_unprotected),
 )

@@ -60,15 +60,33 @@ class _Ring:
         self.me = self
 
 
-def test_a_brief_phase_leaves_what_is_old_to_pythons_own_collector():
-    old = _Ring()
-    gc.collect()  # it is of the oldest generation now
-    gone_old, young = weakref.ref(old), weakref.ref(_Ring())
-    del old
-    with CaptureGate().phase(is_brief=True):
-        assert gone_old() is not None and young() is None
-    with CaptureGate().phase():
-        assert gone_old() is None
+def _generations(monkeypatch, is_brief):
+    """That phases collect, one after another."""
+    collected = []
+    monkeypatch.setattr(gc, "collect", lambda generation=2: collected.append(generation))
+    for brief in is_brief:
+        with CaptureGate().phase(is_brief=brief), CaptureGate().phase():
+            pass
+    return collected
+
+
+def test_a_brief_phase_looks_for_young_garbage_alone(monkeypatch):
+    assert _generations(monkeypatch, [False, True, True, False, True]) == [2, 1, 1, 2, 1]
+
+
+def test_every_tenth_of_them_looks_at_all_since_python_would_not(monkeypatch):
+    assert _generations(monkeypatch, [False, *[True] * 20]) == [2, *[1] * 9, 2, *[1] * 9, 2]
+
+
+def test_garbage_does_not_pile_up_while_brief_phases_follow_each_other():
+    rings, kept = [], None
+    for _ in range(40):
+        with CaptureGate().phase(is_brief=True):
+            kept, new = None, _Ring()  # what was kept is old by now
+        rings.append(weakref.ref(new))
+        kept = new
+        del new
+    assert sum(ring() is not None for ring in rings) <= 11 and kept is not None
 
 
 def test_gates_share_one_collector():

@@ -36,7 +36,7 @@ THREE_WAYS = plan_keys(
     max_size=MAX_TOKENS,
     full_mixed_max_tokens=FULL_MIXED,
 )
-"""As `auto` has them: full graphs of mixed steps too, with slots for 16 requests."""
+"""As `auto` has them, by another ladder: full graphs of small mixed steps too, with slots for 16 requests."""
 
 
 class NoisyHost:
