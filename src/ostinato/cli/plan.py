@@ -51,7 +51,10 @@ def plan(
     ] = None,
     kv_bytes_per_token: Annotated[int | None, typer.Option(help="Of a model: prices memory in KV tokens.")] = None,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="Whose KV tokens are lost: a hub name, folder or .gguf file.")
+        str | None,
+        typer.Option(
+            "--model", "-m", help="Whose KV tokens are lost, and whose --cost is: a hub name, folder or .gguf file."
+        ),
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="Of its KV cache; by default the checkpoint's.")] = None,
     chunk_tokens: Annotated[int, typer.Option(help="Tokens in one step of the trace's service.")] = _CHUNK_TOKENS,
@@ -93,7 +96,7 @@ def plan(
     from ostinato.runtime import plan_traffic
 
     price = _price(prices, graph_mib=graph_mib, kv_bytes_per_token=kv_bytes_per_token, model=model, dtype=dtype)
-    costs = None if cost is None else read_cost_curves(cost, partition=partition)
+    costs = None if cost is None else read_cost_curves(cost, partition=partition, model=model)
     if histogram is not None:
         traffic = read_histogram(histogram)
     else:

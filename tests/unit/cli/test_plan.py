@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ostinato.engine.config import EngineConfig
+from ostinato.testing.tiny_models import write_tiny_model
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:17:{i // 10:02d}.{i % 10}000000,{20 + 37 * i % 300},{1 + i % 9}\n" for i in range(200)
@@ -283,3 +284,28 @@ def test_a_partition_needs_costs_of_several(run_cli: Any, trace: Path, tmp_path:
     path.write_text('{"hardware": "H", "decode": {"1": 0.8}}')
     result = run_cli("plan", "--trace", trace, "--cost", path, "--partition", "fx")
     assert result.code == 2 and "one curve for each kind" in result.err
+
+
+def test_whose_costs_they_are(run_cli: Any, tmp_path: Path) -> None:
+    """As `generate` and `explain` do: by the config, wherever the model lies."""
+    from ostinato.engine.execution.model_identity import model_identity
+    from ostinato.engine.models import ModelConfig
+    from ostinato.runtime import read_costs, write_costs
+
+    folders = {family: write_tiny_model(tmp_path / family, family, has_weights=False) for family in ("llama", "qwen3")}
+    config = ModelConfig.from_hf(json.loads((folders["llama"] / "config.json").read_text()))
+    costs, histogram = costs_file(tmp_path / "costs.json", "fx"), tmp_path / "h.json"
+    tables = read_costs(costs, origin={"hardware": "NVIDIA H200"})
+    named = {"hardware": "NVIDIA H200", "model": "my/llama", "model config": model_identity(config)}
+    write_costs(costs, tables, origin=named)
+    histogram.write_text('{"decode": {"1": 10}}')
+    planned = ("plan", "--histogram", histogram, "--cost", costs)
+    result = run_cli(*planned)
+    assert result.code == 0 and "costs.json has the costs of my/llama on NVIDIA H200: there is no GPU" in result.err
+    result = run_cli(*planned, "--model", folders["llama"])
+    assert result.code == 0 and "my/llama" not in result.err
+    result = run_cli(*planned, "--model", folders["qwen3"])
+    assert result.code == 2 and "error OST104: " in result.err and "measured with model my/llama" in result.err
+    write_costs(costs, tables, origin={"hardware": "NVIDIA H200"})
+    result = run_cli(*planned, "--model", folders["llama"])
+    assert result.code == 2 and "measured with model unknown" in result.err
