@@ -309,3 +309,16 @@ def test_whose_costs_they_are(run_cli: Any, tmp_path: Path) -> None:
     write_costs(costs, tables, origin={"hardware": "NVIDIA H200"})
     result = run_cli(*planned, "--model", folders["llama"])
     assert result.code == 2 and "measured with model unknown" in result.err
+
+
+def test_sizes_beyond_the_measured_ones_are_told(run_cli: Any, tmp_path: Path) -> None:
+    histogram, costs = tmp_path / "h.json", tmp_path / "c.json"
+    histogram.write_text('{"decode": {"1": 10, "3": 10, "5": 10}}')
+    costs.write_text('{"hardware": "H", "decode": {"1": 0.8, "4": 1.6}}')
+    planned = ("plan", "--histogram", histogram, "--cost", costs)
+    assert "No cost was measured of 3, 5: theirs are estimated from sizes that were, 1 to 4; above them: 5." in (
+        run_cli(*planned).out
+    )
+    assert json.loads(run_cli(*planned, "--json").out)["decode"]["estimated"] == [3, 5]
+    costs.write_text('{"hardware": "H", "decode": {"1": 0.8, "3": 1.2, "5": 1.6}}')
+    assert "No cost" not in run_cli(*planned).out
