@@ -93,6 +93,8 @@ def plan(
             if given != default:
                 raise ConfigError(f"{name} goes with --trace", fix="leave it out: a histogram has steps already")
     check_outputs(out=out, plot=plot)
+    if plot is not None:
+        _check_matplotlib()
     from ostinato.runtime import plan_traffic
 
     price = _price(prices, graph_mib=graph_mib, kv_bytes_per_token=kv_bytes_per_token, model=model, dtype=dtype)
@@ -168,12 +170,20 @@ def _settings(document: dict[str, Any]) -> dict[str, list[int]]:
     return {name: document[kind]["sizes"] for kind, name in names.items() if document[kind] is not None}
 
 
-def _draw(traffic: TrafficHistogram, document: dict[str, Any], path: Path) -> None:
-    from ostinato.bench.plots import draw_traffic, has_matplotlib
+def _check_matplotlib() -> None:
+    """Before the work, and before any file is written."""
+    from ostinato.bench.plots import has_matplotlib
 
     if not has_matplotlib():
-        typer.echo("no picture: matplotlib is not installed (pip install 'ostinato[bench]')", err=True)
-        return
+        raise ConfigError(
+            "--plot needs the package 'matplotlib', which is not installed",
+            fix="pip install 'ostinato[bench]', or leave out --plot",
+        )
+
+
+def _draw(traffic: TrafficHistogram, document: dict[str, Any], path: Path) -> None:
+    from ostinato.bench.plots import draw_traffic
+
     try:
         draw_traffic({kind: getattr(traffic, kind) for kind in ("decode", "mixed")}, document, path)
     except OSError as error:

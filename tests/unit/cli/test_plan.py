@@ -146,6 +146,16 @@ def test_no_file_is_written_if_one_cannot_be(
     assert not list(folder.iterdir())
 
 
+def test_no_file_is_written_without_what_draws(
+    run_cli: Any, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostinato.bench.plots.has_matplotlib", lambda: False)
+    monkeypatch.setattr("ostinato.cli.plan._of_trace", lambda *_, **__: pytest.fail("it did not look before the work"))
+    result = run_cli("plan", "--trace", trace, "--out", tmp_path / "s.json", "--plot", tmp_path / "p.png")
+    assert result.code == 2 and "error OST100: " in result.err and "pip install 'ostinato[bench]'" in result.err
+    assert [path.name for path in tmp_path.iterdir()] == [trace.name]
+
+
 def test_links_in_a_circle_are_told_before_the_work(
     run_cli: Any, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
