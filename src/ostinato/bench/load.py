@@ -107,7 +107,15 @@ def _parsed(row: dict[Any, Any], name: str, line: int) -> tuple[float, int, int]
             fix="put fields that hold commas in quotes",
             line=line,
         )
-    text = row["TIMESTAMP"] or ""
+    absent = [column for column in TRACE_COLUMNS if row[column] is None]
+    if absent:
+        raise ConfigError(
+            f"line {line} of the trace {name} has fewer fields than line 1: it lacks {', '.join(absent)}",
+            fix="complete the line, or leave it out",
+            line=line,
+            column=absent[0],
+        )
+    text = row["TIMESTAMP"]
     try:
         whole, dot, fraction = text.strip().partition(".")
         if dot and not (fraction.isascii() and fraction.isdigit()):
@@ -120,7 +128,7 @@ def _parsed(row: dict[Any, Any], name: str, line: int) -> tuple[float, int, int]
     wanted = f"a whole number from 1 to {_MOST_TOKENS:,}"
     for column in TRACE_COLUMNS[1:]:
         try:
-            sizes.append(int(row[column] or ""))
+            sizes.append(int(row[column]))
         except ValueError:
             raise bad(column, wanted) from None
         if not 1 <= sizes[-1] <= _MOST_TOKENS:

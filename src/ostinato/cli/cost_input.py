@@ -1,17 +1,18 @@
 """Measured times of steps by bucket size, from a file: that of measured dispatch, or a curve for each kind of step.
 
-They hold for the device that they were measured on. Called by ``ostinato plan``.
+They hold for the device and the model that they were measured on. Called by ``ostinato plan``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ostinato.cli.json_input import read_json
-from ostinato.errors import ConfigError, UnknownNameError
+from ostinato.errors import ConfigError, ForeignCostsError, UnknownNameError
 
 if TYPE_CHECKING:
     from ostinato.runtime import CostCurve
@@ -21,24 +22,28 @@ __all__ = ["read_cost_curves"]
 _KINDS = ("decode", "mixed")
 
 
-def read_cost_curves(path: Path, *, partition: str | None) -> dict[str, CostCurve]:
+def read_cost_curves(path: Path, *, partition: str | None, model: str | None = None) -> dict[str, CostCurve]:
     """By "decode" and "mixed", the time of a step by bucket size; a kind that was not measured is left out.
 
     Args:
         partition: which of the file's tables counts; None where it has one.
+        model: whose costs they must be, as `EngineConfig.model`; None says on standard error whose they are.
 
     Raises:
         ConfigError: the file cannot be read or is none, does not say where it was measured, was measured on another
             device, or has several tables and none was named.
-        ForeignCostsError: the times in it mean something else than those of today.
+        ForeignCostsError: the times in it mean something else than those of today, or are those of another model.
         UnknownNameError: it has no such table.
+        The errors of `resolve_model` and `ModelConfig.from_hf`.
     """
     from ostinato.runtime import CostCurve, graph_curves, parse_costs
 
     document = read_json(path)
     if isinstance(document, dict) and "tables" in document:
         origin, tables = parse_costs(document, name=path)
-        _check_hardware(path, origin.get("hardware"))
+        if model is not None:
+            _check_model(path, origin, model)
+        _check_hardware(path, origin.get("hardware"), whose=origin.get("model") if model is None else None)
         name = _table_name(path, list(tables), partition)
         try:
             return graph_curves(tables[name])
@@ -71,7 +76,25 @@ def _table_name(path: Path, names: list[str], asked: str | None) -> str:
     return names[0]
 
 
-def _check_hardware(path: Path, there: Any) -> None:
+def _check_model(path: Path, origin: Mapping[str, str], model: str) -> None:
+    """By the configuration and not by the name: the same model may lie in another folder, and another one in this."""
+    from ostinato.engine.execution.model_identity import model_identity
+    from ostinato.engine.models import ModelConfig
+    from ostinato.engine.weights import resolve_model
+
+    here = model_identity(ModelConfig.from_hf(resolve_model(model, load_format="dummy").config))
+    there = origin.get("model config", "unknown")
+    if there != here:
+        raise ForeignCostsError(
+            f"{path} was measured with model {origin.get('model', 'unknown')}, and that is not {model}",
+            fix=f"measure this one: `ostinato explain --measure --model {model} --costs FILE`; or name the other",
+            expected=here,
+            got=there,
+        )
+
+
+def _check_hardware(path: Path, there: Any, *, whose: Any = None) -> None:
+    """Refuse times of another device; tell ``whose`` they are where nobody has checked the model."""
     if not isinstance(there, str):
         raise ConfigError(
             f"{path} does not say where it was measured", fix='write {"hardware": "NVIDIA H200", "decode": {"1": 0.8}}'
@@ -84,8 +107,11 @@ def _check_hardware(path: Path, there: Any) -> None:
             expected=gpu,
             got=there,
         )
-    if gpu is None and there != _processor_name():
-        typer.echo(f"{path} was measured on {there}: there is no GPU here to check that against", err=True)
+    is_unchecked = gpu is None and there != _processor_name()
+    if is_unchecked or whose:
+        what = f"has the costs of {whose} on" if whose else "was measured on"
+        why = ": there is no GPU here to check that against" if is_unchecked else ""
+        typer.echo(f"{path} {what} {there}{why}", err=True)
 
 
 def _gpu_name() -> str | None:

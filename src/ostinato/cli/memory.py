@@ -78,8 +78,8 @@ def memory(
     from ostinato.engine.weights.progress import reporting
 
     progress = progress_on_stderr()
-    loaded = load_model(config, progress=progress)
     budget = None if budget_mib is None else int(budget_mib * 2**20)
+    loaded = load_model(config, progress=progress, budget_bytes=budget)
     with reporting(progress, "sample captures", None, "passes") as bar:
         found = forecast_memory(loaded, budget_bytes=budget, is_measured=measure, on_key=lambda _key: bar.advance(1))
     if as_json:

@@ -141,5 +141,7 @@ def sizes_of(text: str) -> tuple[int, ...] | str:
     if all(part.isascii() and part.isdigit() for part in parts):
         return tuple(map(int, parts))
     if len(parts) > 1:
-        raise ConfigError(f"{text!r} are no sizes", fix="write integers with commas between, as 1,2,4")
+        raise ConfigError(
+            f"{text!r} are no sizes", fix="write whole numbers with commas between, as 1,2,4, or the name of one ladder"
+        )
     return text

@@ -51,7 +51,10 @@ def plan(
     ] = None,
     kv_bytes_per_token: Annotated[int | None, typer.Option(help="Of a model: prices memory in KV tokens.")] = None,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="Whose KV tokens are lost: a hub name, folder or .gguf file.")
+        str | None,
+        typer.Option(
+            "--model", "-m", help="Whose KV tokens are lost, and whose --cost is: a hub name, folder or .gguf file."
+        ),
     ] = None,
     dtype: Annotated[str | None, typer.Option(help="Of its KV cache; by default the checkpoint's.")] = None,
     chunk_tokens: Annotated[int, typer.Option(help="Tokens in one step of the trace's service.")] = _CHUNK_TOKENS,
@@ -90,10 +93,12 @@ def plan(
             if given != default:
                 raise ConfigError(f"{name} goes with --trace", fix="leave it out: a histogram has steps already")
     check_outputs(out=out, plot=plot)
+    if plot is not None:
+        _check_matplotlib()
     from ostinato.runtime import plan_traffic
 
     price = _price(prices, graph_mib=graph_mib, kv_bytes_per_token=kv_bytes_per_token, model=model, dtype=dtype)
-    costs = None if cost is None else read_cost_curves(cost, partition=partition)
+    costs = None if cost is None else read_cost_curves(cost, partition=partition, model=model)
     if histogram is not None:
         traffic = read_histogram(histogram)
     else:
@@ -165,12 +170,20 @@ def _settings(document: dict[str, Any]) -> dict[str, list[int]]:
     return {name: document[kind]["sizes"] for kind, name in names.items() if document[kind] is not None}
 
 
-def _draw(traffic: TrafficHistogram, document: dict[str, Any], path: Path) -> None:
-    from ostinato.bench.plots import draw_traffic, has_matplotlib
+def _check_matplotlib() -> None:
+    """Before the work, and before any file is written."""
+    from ostinato.bench.plots import has_matplotlib
 
     if not has_matplotlib():
-        typer.echo("no picture: matplotlib is not installed (pip install 'ostinato[bench]')", err=True)
-        return
+        raise ConfigError(
+            "--plot needs the package 'matplotlib', which is not installed",
+            fix="pip install 'ostinato[bench]', or leave out --plot",
+        )
+
+
+def _draw(traffic: TrafficHistogram, document: dict[str, Any], path: Path) -> None:
+    from ostinato.bench.plots import draw_traffic
+
     try:
         draw_traffic({kind: getattr(traffic, kind) for kind in ("decode", "mixed")}, document, path)
     except OSError as error:

@@ -31,10 +31,21 @@ def show_plan(document: dict[str, Any]) -> None:
         console.print(f"sizes: {', '.join(map(str, found['sizes']))}", highlight=False, soft_wrap=True)
         if found["cost_unit"] != "tokens":
             console.print(f"chosen by {found['cost_unit']}, not by tokens", highlight=False)
+        if found["estimated"]:
+            console.print(_estimate_line(found), highlight=False, soft_wrap=True)
     total = document["total"]
     lost = "" if total["kv_tokens_lost"] is None else f", {total['kv_tokens_lost']:,} KV tokens lost"
     price = f"{total['graphs']} graphs: about {total['memory_mib']:g} MiB and {total['capture_seconds']:g} s to capture"
     console.print(price + lost, highlight=False, soft_wrap=True)
+
+
+def _estimate_line(found: dict[str, Any]) -> str:
+    """Which sizes were chosen by times that nobody has measured."""
+    low, high = found["measured_range"]
+    sizes = ", ".join(map(str, found["estimated"]))
+    above = ", ".join(str(size) for size in found["estimated"] if size > high)
+    line = f"No cost was measured of {sizes}: theirs are estimated from sizes that were, {low} to {high}"
+    return f"{line}; above them: {above}." if above else f"{line}."
 
 
 def _kv_column(row: dict[str, Any]) -> tuple[str, ...]:

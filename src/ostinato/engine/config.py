@@ -347,7 +347,9 @@ def _sizes(config: EngineConfig, name: str, limit_name: str) -> tuple[int, ...] 
         return None
     if isinstance(given, str):
         if given not in _LADDERS[name]:
-            raise UnknownNameError.of(name, given, list(_LADDERS[name]))
+            error = UnknownNameError.of(name, given, list(_LADDERS[name]))
+            error.fix += ", or whole numbers from 1 on, such as 1,8,64"
+            raise error
         return given
     if isinstance(given, bytes) or not hasattr(given, "__iter__"):
         message, fix = f"{name} must be a tuple of sizes", f"set {name} accordingly, such as (1, 8, 64)"

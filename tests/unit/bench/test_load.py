@@ -76,6 +76,7 @@ def test_a_malformed_line_is_named(tmp_path: Path, line: str, column: str) -> No
         ("TIMESTAMP,Tokens\n", "line 1 of the trace .* lacks the columns ContextTokens"),
         ("TIMESTAMP,ContextTokens,ContextTokens,GeneratedTokens\n", "line 1 of the trace .* names ContextTokens twice"),
         (HEAD + "2023-11-16 18:17:03,1,024,7\n", "line 2 of the trace .* has more fields than line 1"),
+        (HEAD + "2023-11-16 18:17:03\n", "line 2 .* fewer fields than line 1: it lacks ContextTokens, GeneratedTokens"),
         (HEAD, "no requests: it ends after line 1"),
         (HEAD + "\n\n", "no requests: it ends after line 3"),
         ("\x00", "lacks"),

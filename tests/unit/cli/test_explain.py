@@ -84,6 +84,7 @@ def test_drafts(explained: Callable[..., dict[str, Any]], monkeypatch: pytest.Mo
     from ostinato.runtime import CaptureSupport
 
     assert explained("--draft-length", "3")["resolved"]["mode"] == "full_and_piecewise"
+    assert explained("--draft-length", "511")["resolved"]["mode"] == "full_and_piecewise", "one decode fills a step"
     monkeypatch.setattr(TorchAttention, "capture_support", CaptureSupport.UNIFORM_SINGLE_TOKEN_DECODE)
     assert explained()["resolved"]["mode"] == "full_and_piecewise"
     document = explained("--draft-length", "3")
@@ -278,6 +279,7 @@ def test_costs_that_are_not_there(ostinato_command: Command, capsys: Capture, mo
         (["--compile", "gcc"], "OST101", "unknown compile 'gcc'"),
         (["--attention", "flash"], "OST101", "unknown attention 'flash'"),
         (["--draft-length", "-1"], "OST100", "--draft-length is -1"),
+        (["--draft-length", "512"], "OST100", "--draft-length of 512 is above --max-num-batched-tokens 512"),
         (["--active-loras", "-2"], "OST100", "--active-loras is -2"),
         (["--measure", "--active-loras", "1"], "OST100", "adapters cannot be measured"),
         (["--model", "/no/such/folder"], "OST401", "/no/such/folder"),

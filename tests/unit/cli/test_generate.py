@@ -272,6 +272,12 @@ def test_sizes_and_whose_ladder(fake_llm: Any, ostinato_command: Command, capsys
     assert ostinato_command(*arguments, "--config", str(file)) == 0
     assert fake_llm.opened[-1].config.decode_sizes == "sglang"
     assert ostinato_command(*arguments, "--decode-sizes", "1,x") == 2
-    assert "'1,x' are no sizes" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "'1,x' are no sizes" in err and "or the name of one ladder" in err
+    for text in ("-1", "", "1.5", "1e3"):
+        assert ostinato_command(*arguments, f"--decode-sizes={text}") == 2
+        err = " ".join(capsys.readouterr().err.split())
+        assert f"unknown --decode-sizes '{text}'" in err
+        assert "valid: sglang, tensorrt-llm, vllm, or whole numbers from 1 on, such as 1,8,64" in err
     assert ostinato_command(*arguments, "--config", str(file), "--decode-sizes", "1,2") == 2
     assert "give --decode-sizes instead" in capsys.readouterr().err

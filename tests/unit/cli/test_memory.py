@@ -70,7 +70,7 @@ def test_shared_executables_are_fewer(tiny: str, ostinato_command: Command, caps
         (("--executables", "none"), "unknown executables"),
         (("--budget-mib", "0"), "--budget-mib is 0"),
         (("--budget-mib", "1e308"), "--budget-mib is 1e+308"),
-        (("--budget-mib", "1"), "--max-num-reqs gives"),
+        (("--budget-mib", "1.3"), "--max-num-reqs gives"),
         (("--kv-tokens", "1"), "--kv-tokens"),
         (("--mode", "ful"), "unknown mode"),
     ],
@@ -80,6 +80,18 @@ def test_bad_input(
 ) -> None:
     assert ostinato_command("memory", "--model", tiny, *LIMITS, *arguments) == 2
     assert words in capsys.readouterr().err
+
+
+def test_weights_above_the_budget_are_not_loaded(
+    tiny: str, ostinato_command: Command, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostinato.engine.execution.loading.build_model", lambda *_, **__: pytest.fail("it was built"))
+    assert ostinato_command("memory", "--model", tiny, *LIMITS, "--budget-mib", "0.1") == 2
+    err = " ".join(capsys.readouterr().err.split())
+    assert "OST404" in err and "the weights alone need" in err and "the budget is 0.1 MiB" in err
+    assert "MiB, which weights and the KV cache of one request take" in err
+    assert ostinato_command("memory", "--model", tiny, *LIMITS, "--budget-mib", "0.1", "--kv-tokens", "64") == 2
+    assert "the KV cache of --kv-tokens take" in " ".join(capsys.readouterr().err.split())
 
 
 def test_no_such_model(ostinato_command: Command, capsys: Capture, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ostinato.engine.config import EngineConfig
+from ostinato.testing.tiny_models import write_tiny_model
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:17:{i // 10:02d}.{i % 10}000000,{20 + 37 * i % 300},{1 + i % 9}\n" for i in range(200)
@@ -143,6 +144,16 @@ def test_no_file_is_written_if_one_cannot_be(
     result = run_cli("plan", "--trace", trace, "--out", out, "--plot", plot)
     assert result.code == 2 and message in result.err
     assert not list(folder.iterdir())
+
+
+def test_no_file_is_written_without_what_draws(
+    run_cli: Any, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostinato.bench.plots.has_matplotlib", lambda: False)
+    monkeypatch.setattr("ostinato.cli.plan._of_trace", lambda *_, **__: pytest.fail("it did not look before the work"))
+    result = run_cli("plan", "--trace", trace, "--out", tmp_path / "s.json", "--plot", tmp_path / "p.png")
+    assert result.code == 2 and "error OST100: " in result.err and "pip install 'ostinato[bench]'" in result.err
+    assert [path.name for path in tmp_path.iterdir()] == [trace.name]
 
 
 def test_links_in_a_circle_are_told_before_the_work(
@@ -283,3 +294,41 @@ def test_a_partition_needs_costs_of_several(run_cli: Any, trace: Path, tmp_path:
     path.write_text('{"hardware": "H", "decode": {"1": 0.8}}')
     result = run_cli("plan", "--trace", trace, "--cost", path, "--partition", "fx")
     assert result.code == 2 and "one curve for each kind" in result.err
+
+
+def test_whose_costs_they_are(run_cli: Any, tmp_path: Path) -> None:
+    """As `generate` and `explain` do: by the config, wherever the model lies."""
+    from ostinato.engine.execution.model_identity import model_identity
+    from ostinato.engine.models import ModelConfig
+    from ostinato.runtime import read_costs, write_costs
+
+    folders = {family: write_tiny_model(tmp_path / family, family, has_weights=False) for family in ("llama", "qwen3")}
+    config = ModelConfig.from_hf(json.loads((folders["llama"] / "config.json").read_text()))
+    costs, histogram = costs_file(tmp_path / "costs.json", "fx"), tmp_path / "h.json"
+    tables = read_costs(costs, origin={"hardware": "NVIDIA H200"})
+    named = {"hardware": "NVIDIA H200", "model": "my/llama", "model config": model_identity(config)}
+    write_costs(costs, tables, origin=named)
+    histogram.write_text('{"decode": {"1": 10}}')
+    planned = ("plan", "--histogram", histogram, "--cost", costs)
+    result = run_cli(*planned)
+    assert result.code == 0 and "costs.json has the costs of my/llama on NVIDIA H200: there is no GPU" in result.err
+    result = run_cli(*planned, "--model", folders["llama"])
+    assert result.code == 0 and "my/llama" not in result.err
+    result = run_cli(*planned, "--model", folders["qwen3"])
+    assert result.code == 2 and "error OST104: " in result.err and "measured with model my/llama" in result.err
+    write_costs(costs, tables, origin={"hardware": "NVIDIA H200"})
+    result = run_cli(*planned, "--model", folders["llama"])
+    assert result.code == 2 and "measured with model unknown" in result.err
+
+
+def test_sizes_beyond_the_measured_ones_are_told(run_cli: Any, tmp_path: Path) -> None:
+    histogram, costs = tmp_path / "h.json", tmp_path / "c.json"
+    histogram.write_text('{"decode": {"1": 10, "3": 10, "5": 10}}')
+    costs.write_text('{"hardware": "H", "decode": {"1": 0.8, "4": 1.6}}')
+    planned = ("plan", "--histogram", histogram, "--cost", costs)
+    assert "No cost was measured of 3, 5: theirs are estimated from sizes that were, 1 to 4; above them: 5." in (
+        run_cli(*planned).out
+    )
+    assert json.loads(run_cli(*planned, "--json").out)["decode"]["estimated"] == [3, 5]
+    costs.write_text('{"hardware": "H", "decode": {"1": 0.8, "3": 1.2, "5": 1.6}}')
+    assert "No cost" not in run_cli(*planned).out

@@ -131,6 +131,11 @@ def _settings(
     resolved, _ = resolve_engine_config(
         config, "cuda" if device.type == "cuda" else "cpu", model.max_model_len, checkpoint_dtype(files)
     )
+    if draft_length >= (most := resolved.max_num_batched_tokens or 1):
+        raise ConfigError(
+            f"a decode with a draft_length of {draft_length} is above max_num_batched_tokens {most}",
+            fix=f"use a draft_length below {most}, or raise max_num_batched_tokens",
+        )
     resolved, why = settle_partition(resolved, device, model)
     settings = graph_settings(resolved, device.type, model)
     return resolved, dataclasses.replace(settings, uniform_query_lens=(1 + draft_length,)), why

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ostinato.engine.before_torch import begin_triton_key
 from ostinato.engine.config import EngineConfig, resolve_engine_config
-from ostinato.engine.execution.memory_budget import check_weights_fit
+from ostinato.engine.execution.memory_budget import check_budget_holds_weights, check_weights_fit
 from ostinato.engine.execution.stored_costs import settle_partition
 from ostinato.engine.models import DecoderModel, ModelConfig, build_model
 from ostinato.engine.models.footprint import footprint_of
@@ -100,7 +100,13 @@ def find_device(name: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def load_model(config: EngineConfig, *, progress: ProgressReporter | None = None, waits: bool = True) -> LoadedModel:
+def load_model(
+    config: EngineConfig,
+    *,
+    progress: ProgressReporter | None = None,
+    waits: bool = True,
+    budget_bytes: int | None = None,
+) -> LoadedModel:
     """Find, build and fill the model that ``config`` names.
 
     Args:
@@ -108,6 +114,7 @@ def load_model(config: EngineConfig, *, progress: ProgressReporter | None = None
         progress: told of download and loading.
         waits: for the weights. If not, they are on their way afterwards, and the caller calls `await_weights` before
             any value counts, or `give_up_weights`; ``progress`` is told of the rest then.
+        budget_bytes: for all that an engine will hold; weights that exceed it are not loaded.
 
     Raises:
         DeviceUnavailableError, ModelNotFoundError, CheckpointError, UnsupportedArchitectureError, ConfigError,
@@ -129,7 +136,10 @@ def load_model(config: EngineConfig, *, progress: ProgressReporter | None = None
     is_dummy = config.load_format == "dummy"
     weights_id = "dummy" if is_dummy else checkpoint_id(files.directory)
     max_len = resolved.max_model_len
-    check_weights_fit(footprint_of(model_config, element_bytes=dtype.itemsize).weight_bytes, device)
+    footprint = footprint_of(model_config, element_bytes=dtype.itemsize)
+    if budget_bytes is not None:
+        check_budget_holds_weights(footprint, resolved, budget_bytes)
+    check_weights_fit(footprint.weight_bytes, device)
     tokenizer = _tokenizer(files, is_optional=is_dummy)
     copies: TensorCopies | None = None
     with _memory_refused():

@@ -88,8 +88,8 @@ def forecast_memory(
         on_key: told of each key that is warmed up and captured.
 
     Raises:
-        OutOfMemoryError: not even one request of ``max_model_len`` fits into the budget; it says which setting gives
-            how much.
+        OutOfMemoryError: not even one request of ``max_model_len`` fits into the budget; it says which would do, and
+            which setting gives how much.
     """
     config = loaded.config
     assert config.max_num_reqs and config.max_model_len, "resolved"
@@ -108,10 +108,10 @@ def forecast_memory(
     predicted = owners | {"graph pool": pool, "executables": executables}
     if budget_bytes is None:
         budget_bytes = sum(owners.values()) + int(available * SHARE_AFTER_CAPTURE[loaded.device.type])
-    left = budget_bytes - (sum(predicted.values()) - predicted[KV])
+    others = {owner: num_bytes for owner, num_bytes in predicted.items() if owner != KV}
     per_graph = (pool + executables - growth.pool_bytes - growth.driver_bytes) // max(len(rest), 1)
     footprint = footprint_of(loaded.model.config, element_bytes=loaded.dtype.itemsize)
-    kv_tokens = _fitting(loaded, footprint, left, budget_bytes, per_graph)
+    kv_tokens = _fitting(loaded, footprint, others, budget_bytes, per_graph)
     pages = pages_for_tokens(num_tokens=kv_tokens, page_size=config.page_size)
     predicted[KV] = pages * config.page_size * footprint.kv_token.num_bytes
     measured, device, counts = _measure(loaded, kv_tokens, on_key) if is_measured else (None, None, None)
@@ -178,16 +178,20 @@ def _samples(sizes: Iterable[int]) -> list[int]:
     return sorted({*ordered[-3:], *ordered[len(ordered) // 2 :][:1], *ordered[:1]})
 
 
-def _fitting(loaded: LoadedModel, footprint: Footprint, left: int, budget: int, per_graph: int) -> int:
-    """Tokens of KV cache in ``left`` bytes, in whole pages besides the null page."""
+def _fitting(loaded: LoadedModel, footprint: Footprint, others: Mapping[str, int], budget: int, per_graph: int) -> int:
+    """Tokens of KV cache in what ``others`` leave of ``budget``, in whole pages besides the null page."""
     config, token_bytes = loaded.config, footprint.kv_token.num_bytes
     assert config.max_num_reqs and config.max_model_len, "resolved"
+    left = budget - sum(others.values())
     fitting = (left // (token_bytes * config.page_size) - 1) * config.page_size
     wanted = config.kv_tokens or config.max_model_len
     if fitting < wanted:
         counts_row = 2 * loaded.model.config.vocab_size
+        least = {**others, KV: (pages_for(wanted, config.page_size) + 1) * config.page_size * token_bytes}
+        by_owner = ", ".join(f"{owner} {_mib(num_bytes)}" for owner, num_bytes in least.items() if num_bytes)
         raise OutOfMemoryError(
-            f"{wanted} KV tokens need {_mib(wanted * token_bytes)}, and {_mib(left)} of {_mib(budget)} are left",
+            f"{wanted} KV tokens need {_mib(wanted * token_bytes)}, and {_mib(left)} of {_mib(budget)} are left; "
+            f"the least budget is {-(-sum(least.values()) // 2**20):,} MiB: {by_owner}",
             fix="; ".join(
                 (
                     f"each request less of max_num_reqs gives {_mib(footprint.logits_row.num_bytes + counts_row)}",

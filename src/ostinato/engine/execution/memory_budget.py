@@ -13,6 +13,7 @@ import torch
 
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.kvcache import how_many_pages
+from ostinato.engine.models.footprint import Footprint
 from ostinato.engine.paging import pages_for
 from ostinato.errors import OutOfMemoryError
 
@@ -22,6 +23,7 @@ __all__ = [
     "SHARE_IF_ASKED",
     "asked_kv_tokens",
     "available_bytes",
+    "check_budget_holds_weights",
     "check_weights_fit",
     "kv_budget_bytes",
     "most_kv_tokens",
@@ -55,6 +57,26 @@ def check_weights_fit(num_bytes: int, device: torch.device) -> None:
             f"the weights need {_gib(num_bytes)} and {device} has {_gib(available)} available",
             fix="use a smaller model, dtype='bfloat16' (half of float32), or a device with more memory",
         )
+
+
+def check_budget_holds_weights(footprint: Footprint, config: EngineConfig, budget_bytes: int) -> None:
+    """Raise `OutOfMemoryError` if the weights alone exceed ``budget_bytes``; it says what is known to be needed.
+
+    Args:
+        footprint: of the model, in its dtype.
+        config: resolved.
+    """
+    num_bytes = footprint.weight_bytes
+    if num_bytes <= budget_bytes:
+        return
+    pages = pages_for(config.kv_tokens or config.max_model_len or 1, config.page_size) + 1  # one is the null page
+    least = num_bytes + pages * config.page_size * footprint.kv_token.num_bytes
+    raise OutOfMemoryError(
+        f"the weights alone need {num_bytes / 2**20:,.1f} MiB, and the budget is {budget_bytes / 2**20:,.1f} MiB",
+        fix=f"raise the budget above {-(-least // 2**20):,} MiB, which weights and the KV cache of "
+        f"{'kv_tokens' if config.kv_tokens else 'one request'} take: sampling state, buffers and graphs come on top; "
+        "or use a smaller model or dtype",
+    )
 
 
 def kv_budget_bytes(device: torch.device, share: float) -> int:

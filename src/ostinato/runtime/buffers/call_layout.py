@@ -111,11 +111,17 @@ class CallLayout:
                 continue
             rows = value.shape[0] - slot.extra
             first = seen.setdefault(slot.axis, (name, rows))
-            if rows != first[1] or rows < 1:
+            if rows != first[1]:
                 raise InputSpecError(
                     f"argument {name!r} has {rows} rows on axis {slot.axis}",
-                    fix="pass the same positive number of rows in all arguments of one axis",
+                    fix="pass the same number of rows in all arguments of one axis",
                     expected=f"{first[1]} as in {first[0]!r}",
+                )
+            if rows < 1:
+                raise InputSpecError(
+                    f"argument {name!r} has {value.shape[0]} rows on axis {slot.axis}",
+                    fix="make no call where there is nothing to run; there is no upper limit",
+                    expected=f"{1 + slot.extra} or more",
                 )
 
 

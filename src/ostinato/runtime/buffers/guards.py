@@ -23,7 +23,12 @@ def check_input(name: str, slot: Slot, value: Any, device: torch.device) -> int 
         InputSpecError: ``value`` is no tensor, or differs in rank, shape, dtype or device type.
     """
     if not isinstance(value, torch.Tensor):
-        raise InputSpecError(f"argument {name!r} must be a tensor", expected=slot.describe(), got=type(value).__name__)
+        raise InputSpecError(
+            f"argument {name!r} must be a tensor",
+            fix="pass a tensor, as was declared or as the example had; for another kind of call wrap it anew",
+            expected=slot.describe(),
+            got=type(value).__name__,
+        )
     expected = slot.shape
     is_shape_ok = value.dim() == len(expected) and all(
         e is None or e == g for e, g in zip(expected, value.shape, strict=True)

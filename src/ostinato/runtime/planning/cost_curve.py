@@ -49,6 +49,11 @@ class CostCurve:
             floor = self._costs[-1] if self._costs and not keeps_dips else 0.0
             self._costs.append(max(points[size], floor))
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Those that were measured, ascending; the time of any other is an estimate."""
+        return tuple(self._sizes)
+
     def __call__(self, size: int) -> float:
         """Time of a step in a bucket of ``size``."""
         sizes, costs = self._sizes, self._costs

@@ -31,10 +31,10 @@ class GraphPrice:
     kv_bytes_per_token: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("mib", "capture_seconds"):
-            if not 0 < getattr(self, name) <= _MOST:
-                fix = f"use a number above 0, to {_MOST:g}"
-                raise ConfigError(f"a graph of {name} {getattr(self, name):g} cannot be", fix=fix)
+        for value, unit, does in ((self.mib, "MiB", "hold"), (self.capture_seconds, "seconds", "take")):
+            if not 0 < value <= _MOST:
+                fix = f"use a number of {unit} above 0, to {_MOST:g}"
+                raise ConfigError(f"a graph cannot {does} {value:g} {unit}", fix=fix)
         if not 0 <= self.kv_bytes_per_token <= _MOST:
             raise ConfigError(
                 f"kv_bytes_per_token is {self.kv_bytes_per_token}", fix=f"use 0 (not known) or more, to {_MOST:g}"

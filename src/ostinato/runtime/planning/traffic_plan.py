@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ostinato.errors import ConfigError
+from ostinato.runtime.planning.cost_curve import CostCurve
 from ostinato.runtime.planning.histogram import TrafficHistogram
 from ostinato.runtime.planning.optimise import SizeChoices, SizePlan, judge_sizes
 from ostinato.runtime.planning.presets import PRESETS, preset_ladder
@@ -40,7 +41,8 @@ def plan_traffic(
 
     Returns:
         ``{"decode": {"sizes", "pad_percent", "miss_percent", ...}, "mixed": {...}, "peers": {name: {...}}}``; a kind
-        without steps is None.
+        without steps is None. With a `CostCurve`, "estimated" are the sizes that it was not measured at, and
+        "measured_range" is its first and last; else they are empty and None.
 
     Raises:
         ConfigError: a budget that allows nothing, or that is to be shared by kinds whose costs have different units.
@@ -68,8 +70,10 @@ def plan_traffic(
     shares = shared_out({kind: choice.costs for kind, choice in choices.items()}, allowed)
     document: dict[str, Any] = {"decode": None, "mixed": None}
     for kind, choice in choices.items():
+        plan = choice.plan(shares[kind])
         document[kind] = {
-            **_told(choice.plan(shares[kind]), price),
+            **_told(plan, price),
+            **_estimates(plan, costs.get(kind)),
             "cost_unit": "measured time" if kind in costs else "tokens",
             "steps": sum(kinds[kind].values()),
             "percentiles": histogram.percentiles(kind),
@@ -91,6 +95,16 @@ def _judged(
         if sizes:
             found[kind] = _told(judge_sizes(counts, sizes, cost=costs.get(kind, float)), price)
     return found
+
+
+def _estimates(plan: SizePlan, cost: Cost | None) -> dict[str, Any]:
+    if not isinstance(cost, CostCurve):  # tokens, or a function that knows any size
+        return {"estimated": [], "measured_range": None}
+    measured = cost.sizes
+    return {
+        "estimated": sorted(set(plan.sizes) - set(measured)),
+        "measured_range": [measured[0], measured[-1]],
+    }
 
 
 def _told(plan: SizePlan, price: GraphPrice) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,13 @@ def test_a_budget_that_cannot_hold_one_request_names_the_knobs(loaded: LoadedMod
         OutOfMemoryError, match=r"128 KV tokens need .* KiB, and 0\.0 MiB of 1\.0 MiB are left"
     ) as caught:
         forecast_memory(loaded, budget_bytes=2**20)
+    least = re.search(
+        r"the least budget is (\d+) MiB: weights .* MiB, .*sampling state .*, KV cache ", caught.value.message
+    )
+    assert least, caught.value.message
+    assert forecast_memory(loaded, budget_bytes=int(least[1]) * 2**20).kv_tokens >= 128
+    with pytest.raises(OutOfMemoryError):
+        forecast_memory(loaded, budget_bytes=(int(least[1]) - 1) * 2**20)
     for knob in ("max_num_reqs", "decode_sizes or token_sizes", "max_model_len or kv_tokens", "dtype"):
         assert knob in caught.value.fix
     assert caught.value.fix.count("KiB") == 4

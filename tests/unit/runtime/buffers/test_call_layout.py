@@ -88,6 +88,20 @@ def test_one_axis_has_one_size():
     assert caught.value.context["expected"] == "2 as in 'x'"
 
 
+@pytest.mark.parametrize(("extra", "least"), [(0, "1 or more"), (1, "2 or more")])
+def test_how_many_rows_there_may_be(extra, least):
+    declared = CallLayout.from_slots({"x": Slot(shape=(None,), dtype=torch.float32, extra=extra)})
+    with pytest.raises(InputSpecError, match=f"argument 'x' has {extra} rows on axis num_tokens") as caught:
+        declared.split((torch.ones(extra),), {}, CPU)
+    assert caught.value.context == {"expected": least} and "no upper limit" in caught.value.fix
+
+
+def test_no_tensor_where_one_was_declared_has_a_fix():
+    with pytest.raises(InputSpecError, match="argument 'x' must be a tensor") as caught:
+        layout(torch.ones(4)).split((None,), {}, CPU)
+    assert caught.value.fix.startswith("pass a tensor") and caught.value.context["got"] == "NoneType"
+
+
 def test_an_example_needs_a_batch_axis():
     with pytest.raises(ConfigError, match="no tensor with a batch axis"):
         layout(torch.tensor(1.0), None)

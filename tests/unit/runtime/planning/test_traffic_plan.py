@@ -69,6 +69,14 @@ def test_a_measured_curve_decides():
     assert plan_traffic(histogram, max_graphs=4)["decode"]["sizes"] == [1, 5, 32, 64]
 
 
+def test_sizes_that_were_not_measured_are_told():
+    histogram = TrafficHistogram(decode={1: 10, 2: 10, 3: 10, 5: 10}, mixed={16: 1})
+    found = plan_traffic(histogram, costs={"decode": CostCurve({1: 1.0, 2: 2.0, 4: 4.0})})
+    assert found["decode"]["sizes"] == [1, 2, 3, 5]
+    assert (found["decode"]["estimated"], found["decode"]["measured_range"]) == ([3, 5], [1, 4])
+    assert (found["mixed"]["estimated"], found["mixed"]["measured_range"]) == ([], None), "tokens are counted"
+
+
 def test_the_curve_between_and_beyond_measurements():
     curve = CostCurve({"10": 1.0, "20": 3.0, "30": 2.0})
     assert [curve(n) for n in (1, 10, 15, 20, 25, 30)] == [1.0, 1.0, 2.0, 3.0, 3.0, 3.0], "a lucky 30 counts as 20"
