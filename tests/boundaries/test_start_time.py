@@ -15,7 +15,7 @@ def test_help_imports_no_torch_and_no_command() -> None:
     assert "typer" in imported
     assert "torch" not in imported
     ours = {name for name in imported if name.startswith("ostinato.cli.")}
-    assert ours == {"ostinato.cli.app", "ostinato.cli.commands"}
+    assert ours == {"ostinato.cli.app", "ostinato.cli.commands", "ostinato.cli.watched_output"}
 
 
 def test_help_is_quick() -> None:

@@ -1,7 +1,8 @@
 """The entry point of the ``ostinato`` command: run it, and turn failures into messages and exit codes.
 
 Exit codes: 0 success; 1 an unexpected failure (a traceback: please report it); 2 the user can mend it
-(bad usage, an `OstinatoError`, an extra that is not installed); 130 interrupted.
+(bad usage, an `OstinatoError`, an extra that is not installed, an output that cannot be written); 130
+interrupted; 141 the reader of a pipe has gone.
 With ``--json`` an error is one JSON object on standard output, ``{"error": {...}}``; else it is two or
 three lines on standard error. ``OSTINATO_TRACEBACK=1`` shows the traceback as well.
 Only the standard library is imported here, so that a missing extra is a message and not a traceback.
@@ -14,19 +15,34 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
+from ostinato.cli.watched_output import watched_output
 from ostinato.errors import ConfigError, OstinatoError
 
 __all__ = ["main"]
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells count
+EXIT_CLOSED_PIPE = 141  # 128 + SIGPIPE: what shells show of a program that a closed pipe ends
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run the command line ``args`` (default: ``sys.argv[1:]``) and exit the process."""
     argv = list(sys.argv[1:] if args is None else args)
+    with watched_output() as output:
+        try:
+            _run(argv)
+        except (SystemExit, OSError) as end:
+            output.flush()
+            failure = output.failure()
+            if failure is None or (isinstance(end, OSError) and end is not failure[1]):
+                raise
+            _fail_of_output(*failure)
+
+
+def _run(argv: list[str]) -> NoReturn:
     try:
         from ostinato.cli.commands import build_command
 
@@ -56,6 +72,15 @@ def _fail(error: OstinatoError, *, as_json: bool) -> NoReturn:
         print(json.dumps({"error": error.to_dict()}))
     else:
         print(_render(error), file=sys.stderr)
+    sys.exit(EXIT_USER_ERROR)
+
+
+def _fail_of_output(name: str, error: OSError) -> NoReturn:
+    if isinstance(error, BrokenPipeError):
+        sys.exit(EXIT_CLOSED_PIPE)
+    failure = ConfigError(f"{name} cannot be written: {error.strerror}", fix="send it to a file or pipe that takes it")
+    with suppress(OSError):  # standard error may be the same full disk
+        _fail(failure, as_json=False)
     sys.exit(EXIT_USER_ERROR)
 
 

@@ -24,16 +24,19 @@ STANDARD_INPUT = "-"
 def read_prompts(given: Sequence[str], file: str | None) -> list[str]:
     """The prompts of ``given``, then those of ``file``: one a line, UTF-8, blank lines left out.
 
+    Bytes that are not UTF-8 become lone surrogates, as Python makes of those of the command line, and
+    `prompt_error` finds them: one such line harms no other.
+
     Args:
         given: prompts written on the command line, kept as they are.
         file: a path, or ``"-"`` for standard input.
 
     Raises:
-        ConfigError: there is no prompt at all, or ``file`` cannot be read or is not UTF-8.
+        ConfigError: there is no prompt at all, or ``file`` cannot be read.
     """
     prompts = list(given)
     if file is not None:
-        prompts += _lines(_read(file), file)
+        prompts += _lines(_read(file))
     if not prompts:
         found = "no --prompt was given" if file is None else f"{_name(file)} has only blank lines"
         raise ConfigError(
@@ -48,7 +51,7 @@ def prompt_error(prompt: str) -> RequestError | None:
         return RequestError("the prompt is empty", fix="write at least one word", got=repr(prompt))
     try:
         prompt.encode("utf-8")
-    except UnicodeEncodeError as error:  # bytes of the command line that are no UTF-8 arrive as lone surrogates
+    except UnicodeEncodeError as error:  # bytes that are no UTF-8 arrive as lone surrogates
         return RequestError("the prompt is not UTF-8", fix="convert it to UTF-8", position=error.start)
     return None
 
@@ -66,12 +69,8 @@ def _read(file: str) -> bytes:
         raise ConfigError(f"cannot read the prompts from {_name(file)}: {reason}", fix="check the path") from error
 
 
-def _lines(data: bytes, file: str) -> list[str]:
-    try:
-        text = data.decode("utf-8-sig")  # some editors write a byte order mark; it is no part of a prompt
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{_name(file)} is not UTF-8", fix="convert it to UTF-8", line=line) from error
+def _lines(data: bytes) -> list[str]:
+    text = data.decode("utf-8-sig", errors="surrogateescape")  # -sig: some editors write a byte order mark
     # Not splitlines(), which also splits at characters that may stand inside a prompt.
     return [line for line in (raw.removesuffix("\r") for raw in text.split("\n")) if line.strip()]
 

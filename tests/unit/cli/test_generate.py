@@ -248,6 +248,24 @@ def test_prompts_of_a_file(fake_llm: Any, ostinato_command: Command, capsys: Cap
     assert [output["prompt"] for output in json.loads(capsys.readouterr().out)["outputs"]] == ["one two", "three"]
 
 
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_a_bad_line_of_a_file_is_as_a_bad_option(
+    fake_llm: Any, ostinato_command: Command, capsys: Capture, tmp_path: Path, as_json: list[str]
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes(b"one two\nbad \xff\nthree\n")
+    assert ostinato_command("generate", "--prompt-file", str(file), *as_json) == 2
+    of_file = capsys.readouterr()
+    options = [word for prompt in ("one two", "bad \udcff", "three") for word in ("--prompt", prompt)]
+    assert ostinato_command("generate", *options, *as_json) == 2
+    of_options = capsys.readouterr()
+    assert of_options.out == of_file.out and "two one" in of_file.out and "three" in of_file.out
+    if as_json:
+        assert json.loads(of_file.out)["outputs"][1]["error"]["code"] == "OST500"
+    else:
+        assert "prompt 2: [OST500] the prompt is not UTF-8" in of_file.err
+
+
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_an_output_encoding_that_lacks_the_text(
     fake_llm: Any, ostinato_command: Command, monkeypatch: pytest.MonkeyPatch, options: list[str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
 from pathlib import Path
 
@@ -55,10 +56,13 @@ def test_no_prompt_at_all() -> None:
         read_prompts([], None)
 
 
-def test_a_file_that_is_not_utf8_says_where(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not UTF-8") as caught:
-        read_prompts([], written(tmp_path, b"good\nbad \xff\n"))
-    assert caught.value.context["line"] == 2
+@pytest.mark.parametrize("bad", [b"bad \xff", b"\xff\xfe", b"\xe4\xbd", b"\xed\xa0\x80"])
+def test_a_line_that_is_not_utf8_is_that_prompts_error_alone(tmp_path: Path, bad: bytes) -> None:
+    first, second, third = read_prompts([], written(tmp_path, b"one\n" + bad + b"\nthree"))
+    assert (first, second, third) == ("one", os.fsdecode(bad), "three"), "as an option's bytes arrive"
+    error = prompt_error(second)
+    assert error is not None and "not UTF-8" in error.message
+    assert prompt_error(first) is prompt_error(third) is None
 
 
 @pytest.mark.parametrize("name", ["missing.txt", ".", "nul\0byte", "missing/deeper.txt"])

@@ -29,11 +29,20 @@ _NOT_WRITABLE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQ
 
 
 def cache_root(cache_dir: Path | None = None) -> Path:
-    """The cache folder; it may not exist yet."""
+    """The cache folder; it may not exist yet.
+
+    Raises:
+        UnwritableCacheError: it lies in the home folder of a user who has none.
+    """
     if cache_dir is not None:
         return Path(cache_dir)
-    from_environment = os.environ.get("OSTINATO_CACHE")
-    return Path(from_environment).expanduser() if from_environment else Path.home() / ".cache" / "ostinato"
+    given = os.environ.get("OSTINATO_CACHE") or "~/.cache/ostinato"
+    try:
+        return Path(given).expanduser()
+    except RuntimeError as error:
+        raise UnwritableCacheError(
+            f"the cache folder {given} has no place: {error}", fix="set OSTINATO_CACHE to a folder that you can write"
+        ) from error
 
 
 class ModelCache:
@@ -51,8 +60,8 @@ class ModelCache:
         folder = self.entry_path(name)
         try:
             marker = read_json_object_if_present(folder / _MARKER)
-        except CheckpointError:
-            return None  # an unreadable marker is no entry; publishing replaces it
+        except (CheckpointError, OSError):  # OSError: a path too long, or through a folder that is closed to us
+            return None  # an unreadable marker is no entry; publishing replaces it, or says why it cannot
         return folder if marker.get("converter") == CONVERTER_VERSION else None
 
     @contextmanager
@@ -62,10 +71,12 @@ class ModelCache:
         Raises:
             UnwritableCacheError: the folder, or something in it, cannot be written.
         """
-        with self._writing():
+        try:
             self._models.mkdir(parents=True, exist_ok=True)
             self._remove_abandoned()
             folder = Path(tempfile.mkdtemp(prefix=_STAGING_PREFIX, dir=self._models))
+        except OSError as error:  # any: nothing but the cache is touched, and /proc answers "not found"
+            raise self._unwritable(error) from error
         try:
             with self._writing():
                 yield folder
@@ -122,9 +133,12 @@ class ModelCache:
         try:
             yield
         except OSError as error:
-            if error.errno not in _NOT_WRITABLE:
+            if error.errno not in _NOT_WRITABLE:  # of a file that is read for the entry, say
                 raise
-            raise UnwritableCacheError(
-                f"cannot write the cache {self._models}: {error}",
-                fix="free some space or set OSTINATO_CACHE to a folder that you can write",
-            ) from error
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> UnwritableCacheError:
+        return UnwritableCacheError(
+            f"cannot write the cache {self._models}: {error}",
+            fix="free some space or set OSTINATO_CACHE to a folder that you can write",
+        )

@@ -109,3 +109,20 @@ def test_a_full_disk_is_an_unwritable_cache(tmp_path: Path) -> None:
 def test_other_errors_inside_staging_stay_what_they_are(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), ModelCache(tmp_path).staging():
         (tmp_path / "absent").read_text()
+
+
+@pytest.mark.parametrize("root", ["/proc/absent", "/dev/null/x", "file", "link", "x" * 300])
+def test_a_folder_that_cannot_be_made_is_an_unwritable_cache(tmp_path: Path, root: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("/proc/absent")
+    cache = ModelCache(tmp_path / root)
+    assert cache.find("m") is None
+    with pytest.raises(UnwritableCacheError, match="cannot write the cache") as caught, cache.staging():
+        pass
+    assert "OSTINATO_CACHE" in (caught.value.fix or "")
+
+
+def test_a_home_that_nobody_has_is_an_unwritable_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OSTINATO_CACHE", "~nobody-at-all/x")
+    with pytest.raises(UnwritableCacheError, match="~nobody-at-all/x"):
+        cache_root()
