@@ -85,7 +85,7 @@ def memory(
     if as_json:
         from ostinato.bench.environment import made
 
-        print_json(found.to_dict() | {"made": made(loaded.device, loaded.config)})
+        print_json(found.to_dict() | {"made": made(loaded.device, found.config)})
     else:
         _show(found, has_formulas=explain)
 

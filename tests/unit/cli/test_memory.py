@@ -52,6 +52,11 @@ def test_the_difference(tiny: str, ostinato_command: Command, capsys: Capture) -
     assert "difference" in shown and "none of them shared" in shown
 
 
+def test_settings_are_told_as_they_became(tiny: str, ostinato_command: Command, capsys: Capture) -> None:
+    assert ostinato_command("memory", "--model", tiny, *LIMITS, "--compile", "inductor", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["made"]["config"]["compile"] == "none"
+
+
 def test_shared_executables_are_fewer(tiny: str, ostinato_command: Command, capsys: Capture) -> None:
     counts = {}
     for setting in ("own", "shared"):
