@@ -131,9 +131,16 @@ def test_people_see_the_answer_and_a_table(ostinato_command: Command, capsys: Ca
         assert mode in out
 
 
-def test_no_weights_are_needed(explained: Callable[..., dict[str, Any]], model: str) -> None:
-    assert not list(Path(model).glob("*.safetensors"))
-    assert explained()["resolved"]
+@pytest.mark.parametrize("options", [[], ["--decode", "3"]])
+def test_no_weights_are_needed(ostinato_command: Command, capsys: Capture, model: str, options: list[str]) -> None:
+    assert [path.name for path in Path(model).iterdir()] == ["config.json"]
+    assert ostinato_command("explain", "--model", model, "--device", "cpu", *options) == 0
+    assert "partition breakable" in capsys.readouterr().out
+
+
+def test_to_measure_weights_are_needed(ostinato_command: Command, capsys: Capture, model: str) -> None:
+    assert ostinato_command("explain", "--model", model, "--device", "cpu", "--decode", "3", "--measure") == 2
+    assert "use --load-format dummy for random weights" in capsys.readouterr().err
 
 
 # --- one step ---------------------------------------------------------------------------------------
