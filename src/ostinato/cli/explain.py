@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ostinato.cli.config_file import with_config_file
 from ostinato.cli.options import (
     ENGINE_PANEL,
     Attention,
     Compile,
+    ConfigFile,
     Costs,
+    DecodeSizes,
     Device,
     Dtype,
     Json,
@@ -26,6 +29,8 @@ from ostinato.cli.options import (
     Mode,
     Model,
     Partition,
+    TokenSizes,
+    sizes_given,
 )
 from ostinato.cli.output import print_json
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
@@ -46,6 +51,9 @@ def explain(
     mode: Mode = "auto",
     partition: Partition = "breakable",
     compiler: Compile = "none",
+    config_file: ConfigFile = None,
+    decode_sizes: DecodeSizes = None,
+    token_sizes: TokenSizes = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     attention: Attention = "auto",
@@ -83,20 +91,22 @@ def explain(
     asked = _asked(decode, prefill, mixed)
     if context is not None and context < 1:
         raise ConfigError(f"--context is {context}", fix="use 1 or more")
-    config = EngineConfig(
-        model=model,
-        mode=mode,
-        partition=partition,
-        compile=compiler,
-        device=device,
-        dtype=dtype,
-        attention=attention,
-        load_format=load_format,
-        max_num_reqs=max_num_reqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        costs=costs,
-    )
+    options: dict[str, Any] = {
+        "model": model,
+        "mode": mode,
+        "partition": partition,
+        "compile": compiler,
+        "device": device,
+        "dtype": dtype,
+        "attention": attention,
+        "load_format": load_format,
+        "max_num_reqs": max_num_reqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_model_len": max_model_len,
+        "costs": costs,
+        **sizes_given(decode_sizes, token_sizes),
+    }
+    config = with_config_file(EngineConfig(**options), config_file, options=options)
     names = [partition] if partitions is None else [name.strip() for name in partitions.split(",")]
     configs = [dataclasses.replace(config, partition=name) for name in names]
     if partitions is not None and not measure and costs is None:

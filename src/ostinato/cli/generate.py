@@ -35,7 +35,7 @@ from ostinato.cli.options import (
     OnMoved,
     Partition,
     TokenSizes,
-    sizes_of,
+    sizes_given,
 )
 from ostinato.cli.output import print_json, print_prompt, print_text
 from ostinato.cli.prompts import has_chat_template, prompt_error, read_prompts
@@ -125,10 +125,8 @@ def generate(
         "max_model_len": max_model_len,
         "max_num_reqs": max_num_reqs,
         "kv_tokens": kv_tokens,
+        **sizes_given(decode_sizes, token_sizes),
     }
-    for name, text in (("decode_sizes", decode_sizes), ("token_sizes", token_sizes)):
-        if text is not None:  # else a file may set them
-            options[name] = sizes_of(text)
     config = with_config_file(EngineConfig(**options), config_file, options=options)
     answers, stats = _run(read_prompts(prompt or (), prompt_file), params, config, chat=chat)
     if as_json:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from ostinato.cli.config_file import with_config_file
 from ostinato.cli.options import (
     Attention,
     Compile,
+    ConfigFile,
+    DecodeSizes,
     Device,
     Dtype,
     Executables,
@@ -20,6 +23,8 @@ from ostinato.cli.options import (
     Mode,
     Model,
     Partition,
+    TokenSizes,
+    sizes_given,
 )
 from ostinato.cli.output import print_json
 from ostinato.engine.before_torch import head_start
@@ -43,6 +48,9 @@ def memory(
     partition: Partition = "breakable",
     compiler: Compile = "none",
     executables: Executables = "own",
+    config_file: ConfigFile = None,
+    decode_sizes: DecodeSizes = None,
+    token_sizes: TokenSizes = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     attention: Attention = "auto",
@@ -58,20 +66,22 @@ def memory(
     """Predict an engine's memory by owner from shapes and a few sample captures."""
     if budget_mib is not None and not 0 < budget_mib <= _MOST_MIB:
         raise ConfigError(f"--budget-mib is {budget_mib:g}", fix=f"use a number of MiB above 0, to {_MOST_MIB:g}")
-    config = EngineConfig(
-        model=model,
-        mode=mode,
-        partition=partition,
-        compile=compiler,
-        executables=executables,
-        device=device,
-        dtype=dtype,
-        attention=attention,
-        load_format=load_format,
-        max_model_len=max_model_len,
-        max_num_reqs=max_num_reqs,
-        kv_tokens=kv_tokens,
-    )
+    options: dict[str, Any] = {
+        "model": model,
+        "mode": mode,
+        "partition": partition,
+        "compile": compiler,
+        "executables": executables,
+        "device": device,
+        "dtype": dtype,
+        "attention": attention,
+        "load_format": load_format,
+        "max_model_len": max_model_len,
+        "max_num_reqs": max_num_reqs,
+        "kv_tokens": kv_tokens,
+        **sizes_given(decode_sizes, token_sizes),
+    }
+    config = with_config_file(EngineConfig(**options), config_file, options=options)
     head_start(config.device)  # before torch is imported
     from ostinato.cli.progress import progress_on_stderr
     from ostinato.engine.execution import forecast_memory, load_model
@@ -85,7 +95,7 @@ def memory(
     if as_json:
         from ostinato.bench.environment import made
 
-        print_json(found.to_dict() | {"made": made(loaded.device, loaded.config)})
+        print_json(found.to_dict() | {"made": made(loaded.device, found.config)})
     else:
         _show(found, has_formulas=explain)
 

@@ -7,7 +7,7 @@ Values stay plain strings and numbers here. What they may be is decided by `Engi
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -35,7 +35,7 @@ __all__ = [
     "OnMoved",
     "Partition",
     "TokenSizes",
-    "sizes_of",
+    "sizes_given",
 ]
 
 ENGINE_PANEL = "Engine"
@@ -131,12 +131,18 @@ KvTokens = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else.")]
 
 
-def sizes_of(text: str) -> tuple[int, ...] | str:
-    """Sizes from ``1,2,4``; a word alone is the name of a ladder, which `EngineConfig` judges.
+def sizes_given(decode_sizes: str | None, token_sizes: str | None) -> dict[str, Any]:
+    """Settings from the two options, those that are given: a file may set the others. ``1,2,4`` are sizes; a word alone
+    is the name of a ladder, which `EngineConfig` judges.
 
     Raises:
         ConfigError: several parts, of which one is no integer.
     """
+    given = {"decode_sizes": decode_sizes, "token_sizes": token_sizes}
+    return {name: _sizes_of(text) for name, text in given.items() if text is not None}
+
+
+def _sizes_of(text: str) -> tuple[int, ...] | str:
     parts = [part.strip() for part in text.split(",")]
     if all(part.isascii() and part.isdigit() for part in parts):
         return tuple(map(int, parts))

@@ -2,20 +2,24 @@
 
 Exit code 0 if all keys pass, 1 if one was quarantined or there was none to try, 2 on bad input. Keys go to standard
 error as they are done.
-Defaults are small on purpose where nothing is given: on a CPU each case costs what the step costs.
+Limits are small on purpose where neither they nor sizes are given: on a CPU each case costs what the step costs.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from ostinato.cli.config_file import with_config_file
 from ostinato.cli.options import (
     ENGINE_PANEL,
     Attention,
     Compile,
+    ConfigFile,
+    DecodeSizes,
     Device,
     Dtype,
     Json,
@@ -23,10 +27,13 @@ from ostinato.cli.options import (
     Mode,
     Model,
     Partition,
+    TokenSizes,
+    sizes_given,
 )
 from ostinato.cli.output import be_lenient, print_json
 from ostinato.engine.before_torch import head_start
 from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
+from ostinato.errors import ConfigError
 
 if TYPE_CHECKING:
     from ostinato.engine.execution import KeyReport, QualificationReport
@@ -34,6 +41,8 @@ if TYPE_CHECKING:
 __all__ = ["qualify"]
 
 EXIT_NOT_PASSED = 1
+_NUM_REQS: Final = 4
+_NUM_TOKENS: Final = 32
 
 
 def qualify(
@@ -41,36 +50,48 @@ def qualify(
     mode: Mode = "auto",
     partition: Partition = "breakable",
     compiler: Compile = "none",
+    config_file: ConfigFile = None,
+    decode_sizes: DecodeSizes = None,
+    token_sizes: TokenSizes = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     attention: Attention = "auto",
     load_format: LoadFormat = "auto",
     max_num_reqs: Annotated[
-        int, typer.Option(help="Largest batch of decodes, in requests.", rich_help_panel=ENGINE_PANEL)
-    ] = 4,
+        int | None,
+        typer.Option(
+            help="Largest batch of decodes, in requests; 4, or what sizes need.", rich_help_panel=ENGINE_PANEL
+        ),
+    ] = None,
     max_num_batched_tokens: Annotated[
-        int,
-        typer.Option(help="Largest step with prompts, in tokens.", rich_help_panel=ENGINE_PANEL),
-    ] = 32,
+        int | None,
+        typer.Option(
+            help="Largest step with prompts, in tokens; 32, or what sizes need.", rich_help_panel=ENGINE_PANEL
+        ),
+    ] = None,
     max_model_len: Annotated[int, typer.Option(help="Longest context, in tokens.", rich_help_panel=ENGINE_PANEL)] = 512,
     seed: Annotated[int, typer.Option(help="Of the made-up batches.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Compare every graph of a model with eager: outputs, all state writes, frozen numbers, time."""
-    config = EngineConfig(
-        model=model,
-        mode=mode,
-        partition=partition,
-        compile=compiler,
-        device=device,
-        dtype=dtype,
-        attention=attention,
-        load_format=load_format,
-        max_num_reqs=max_num_reqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        seed=seed,
-    )
+    options: dict[str, Any] = {
+        "model": model,
+        "mode": mode,
+        "partition": partition,
+        "compile": compiler,
+        "device": device,
+        "dtype": dtype,
+        "attention": attention,
+        "load_format": load_format,
+        "max_num_reqs": max_num_reqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "max_model_len": max_model_len,
+        "seed": seed,
+        **sizes_given(decode_sizes, token_sizes),
+    }
+    config = _limited(with_config_file(EngineConfig(**options), config_file, options=options))
+    if config.capture != "eager":
+        raise ConfigError("qualify compares captured graphs", fix=f"leave 'capture' out of {config_file}")
     head_start(config.device)  # before torch is imported
     from ostinato import LLM
     from ostinato.cli.progress import progress_on_stderr
@@ -88,6 +109,15 @@ def qualify(
         _print(report, mode)
     if not report.passed:
         raise typer.Exit(EXIT_NOT_PASSED)
+
+
+def _limited(config: EngineConfig) -> EngineConfig:
+    """``config`` with small limits where none was given, as large as its sizes need."""
+    decode = config.decode_sizes if isinstance(config.decode_sizes, tuple) else ()  # a ladder ends at the limit
+    mixed = config.token_sizes if isinstance(config.token_sizes, tuple) else ()
+    num_reqs = config.max_num_reqs or max((_NUM_REQS, *decode))
+    num_tokens = config.max_num_batched_tokens or max((_NUM_TOKENS, num_reqs, *mixed))
+    return dataclasses.replace(config, max_num_reqs=num_reqs, max_num_batched_tokens=num_tokens)
 
 
 def _tell(key: KeyReport) -> None:

@@ -1,10 +1,10 @@
 """Settings of one engine, and the pure function that turns every "auto" into a value with a reason.
 
 `EngineConfig` is plain values, checked when it is made. `resolve_engine_config` is given what only the
-machine and the checkpoint know (device kind, model length, stored dtype). Left open on purpose: `mode`
-(the runtime resolves it against the attention backend), `partition` (a file of costs decides), `kv_tokens` (free
-memory decides, after the weights are loaded) and the default size ladders (runtime planning). Called by
-`engine.llm`, server, CLI.
+machine and the checkpoint know (device kind, model length, stored dtype). Left open on purpose: `mode`, `partition`
+and `compile` (the runtime resolves them against attention and device; of `partition` "auto" a file of costs decides),
+`kv_tokens` (free memory decides, after the weights are loaded) and the default size ladders (runtime planning). Called
+by `engine.llm`, server, CLI.
 """
 
 from __future__ import annotations

@@ -101,12 +101,9 @@ class LLM:
         self._executor: Executor | None = None
         loaded = load_model(dataclasses.replace(base, **settings), progress=progress, waits=False)
         self._lock = DeviceLock(loaded.device)  # of steps, and of whatever else changes the loop
-        self.config = loaded.config
         self.tokenizer: Tokenizer | None = loaded.tokenizer
         self._reasons = loaded.reasons
         self._vocab_size = loaded.model.config.vocab_size
-        assert self.config.max_num_reqs and self.config.max_num_batched_tokens and self.config.max_model_len
-        self._max_model_len = self.config.max_model_len
         self._failures = FailureCounters()
         try:
             self._graphs = EngineGraphs(loaded, sinks=(self._failures, *sinks), progress=progress)
@@ -114,6 +111,9 @@ class LLM:
             loaded.give_up_weights()
             raise
         self._executor = self._graphs.executor
+        self.config = self._graphs.config
+        assert self.config.max_num_reqs and self.config.max_num_batched_tokens and self.config.max_model_len
+        self._max_model_len = self.config.max_model_len
         self.partition = self._graphs.partition
         allocator = PageAllocator(self._executor.num_pages, self.config.page_size)
         self._shaper = BatchShaper(**self._graphs.captures.sizes()) if self.config.shape_batches else None
@@ -273,7 +273,7 @@ class LLM:
         config |= {
             "kv_tokens": executor.kv_tokens,
             "resolved_mode": graphed.mode.mode.value,
-            "reasons": {**self._reasons, **self._graphs.reasons, "mode": graphed.mode.reason},
+            "reasons": {**self._reasons, **self._graphs.reasons, "mode": graphed.mode.mode_reason},
         }
         return {
             "dispatch": graphed.counters.snapshot(),

@@ -69,7 +69,11 @@ def assemble(arguments: Arguments) -> Parts:
     bus = EventBus(counters, LogSink(), *arguments.sinks)
     counters.ceiling = CeilingWatch(bus.emit)
     mode = resolve_mode(ModeRequest.of(config, support=arguments.capture_support, device_type=device.type))
-    bus.emit(ModeResolved(asked=mode.asked, resolved=mode.mode, reason=mode.reason))
+    bus.emit(ModeResolved(asked=mode.asked, resolved=mode.mode, reason=mode.mode_reason))
+    for change in mode.changes:
+        if change.setting != "mode":
+            asked, resolved = str(change.asked), str(change.resolved)
+            bus.emit(ModeResolved(setting=change.setting, asked=asked, resolved=resolved, reason=change.why))
 
     backend = select_backend(device, shares_executables=config.executables == "shared")
     for generator in generators_in(arguments.state):

@@ -38,11 +38,13 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeResolved(Event):
-    """The mode asked for became another one, or was confirmed, for ``reason``."""
+    """The mode asked for became another one, or was confirmed, for ``reason``; or another ``setting`` of
+    `GraphConfig` became what it can be here (``partition``, ``compile``, ``full_mixed_max_tokens``)."""
 
     asked: str
     resolved: str
     reason: str
+    setting: str = "mode"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,7 +50,7 @@ class MemorySink:
 
 
 class LogSink:
-    """Writes what an operator should see: mode changes, failed captures, and what requests or the engine died of."""
+    """Writes what an operator should see: changed settings, failed captures, what requests or the engine died of."""
 
     def emit(self, event: Event) -> None:
         if isinstance(event, StepEvent):
@@ -82,7 +82,7 @@ class LogSink:
         elif isinstance(event, BreaksMissing):
             logger.warning("%s has %d breaks, warm-up met %d", event.key, event.got, event.expected)
         elif isinstance(event, ModeResolved) and event.asked not in (event.resolved, "auto"):
-            logger.warning("mode %s became %s: %s", event.asked, event.resolved, event.reason)
+            logger.warning("%s %s became %s: %s", event.setting, event.asked, event.resolved, event.reason)
 
 
 class EventBus:

@@ -132,12 +132,63 @@ def test_people_see_the_answer_and_a_table(ostinato_command: Command, capsys: Ca
         assert mode in out
 
 
-def test_no_weights_are_needed(explained: Callable[..., dict[str, Any]], model: str) -> None:
-    assert not list(Path(model).glob("*.safetensors"))
-    assert explained()["resolved"]
+@pytest.mark.parametrize("options", [[], ["--decode", "3"]])
+def test_no_weights_are_needed(ostinato_command: Command, capsys: Capture, model: str, options: list[str]) -> None:
+    assert [path.name for path in Path(model).iterdir()] == ["config.json"]
+    assert ostinato_command("explain", "--model", model, "--device", "cpu", *options) == 0
+    assert "partition breakable" in capsys.readouterr().out
+
+
+def test_to_measure_weights_are_needed(ostinato_command: Command, capsys: Capture, model: str) -> None:
+    assert ostinato_command("explain", "--model", model, "--device", "cpu", "--decode", "3", "--measure") == 2
+    assert "use --load-format dummy for random weights" in capsys.readouterr().err
 
 
 # --- one step ---------------------------------------------------------------------------------------
+
+
+def test_sizes_are_explained(explained: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    path = tmp_path / "sizes.json"
+    path.write_text('{"decode_sizes": [3, 5], "token_sizes": [40]}')
+    for options in (["--decode-sizes", "3,5", "--token-sizes", "40"], ["--config", str(path)]):
+        found = [explained("--mixed", "2+9", *options), explained("--decode", "4", *options)]
+        buckets = [document["step"]["decisions"][0]["bucket"] for document in found]
+        assert buckets == [40, 5]
+
+
+def test_costs_that_were_measured_with_sizes_of_an_option_hold_for_those_of_a_file(
+    explained: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    costs, path = str(tmp_path / "costs.json"), tmp_path / "sizes.json"
+    path.write_text('{"decode_sizes": [2], "token_sizes": [16]}')
+    limits = ["--max-num-reqs", "2", "--max-model-len", "32", "--max-num-batched-tokens", "16", "--costs", costs]
+    explained("--decode", "2", "--decode-sizes", "2", "--token-sizes", "16", "--measure", *limits)
+    (decision,) = explained("--decode", "2", "--config", str(path), *limits)["step"]["decisions"]
+    assert decision["cost_ms"] > 0 and decision["estimated"] == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "words"),
+    [
+        ({"costs": "c.json"}, [], "give --costs instead"),
+        ({"decode_sizes": [3]}, ["--decode-sizes", "3"], "give --decode-sizes instead"),
+        ({"decode_size": [3]}, [], "did you mean 'decode_sizes'"),
+        ({}, ["--decode-sizes", "99"], "--decode-sizes must be <= --max-num-reqs (16), got 99"),
+    ],
+)
+def test_settings_that_do_not_go(
+    ostinato_command: Command,
+    capsys: Capture,
+    model: str,
+    tmp_path: Path,
+    settings: dict[str, Any],
+    options: list[str],
+    words: str,
+) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps(settings))
+    assert ostinato_command("explain", "--model", model, "--device", "cpu", "--config", str(path), *options) == 2
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,41 @@ def test_partitions_answer_alike(ostinato_command: Command, capsys: Capture, tmp
         found[options[1]] = json.loads(capsys.readouterr().out)
     assert found["piecewise"]["outputs"] == found["none"]["outputs"]
     assert set(found["piecewise"]["dispatch"]["by_runtime_mode"]) == {"PIECEWISE"}
-    assert found["piecewise"]["config"]["partition"] == partition
+    resolved = {"inductor": "fx"}.get(partition, partition)  # on a CPU
+    assert found["piecewise"]["config"]["partition"] == resolved
+
+
+@pytest.mark.parametrize(
+    ("options", "resolved", "why"),
+    [
+        (["--compile", "inductor"], {"compile": "none"}, "simulated graphs cannot record Inductor's CPU kernels"),
+        (["--partition", "inductor"], {"partition": "fx"}, "on a CPU every Inductor kernel would be a break"),
+        (["--mode", "full"], {"mode": "full"}, "attention supports UNIFORM_BATCH: mixed batches run piecewise"),
+    ],
+)
+def test_what_a_setting_becomes_is_told(
+    ostinato_command: Command,
+    capsys: Capture,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    options: list[str],
+    resolved: dict[str, str],
+    why: str,
+) -> None:
+    from ostinato.testing.tiny_models import write_tiny_model
+
+    model = write_tiny_model(tmp_path, has_weights=False, has_tokenizer=False)
+    shared = ["generate", "--model", str(model), "--load-format", "dummy", "--device", "cpu", "--prompt", "hi"]
+    small = ["--max-tokens", "2", "--max-model-len", "64", "--max-num-reqs", "2", "--token-sizes", "64", "--json"]
+    assert ostinato_command(*shared, *small, "--decode-sizes", "1", *options) == 0
+    config = json.loads(capsys.readouterr().out)["config"]
+    setting, asked = options[0].removeprefix("--"), options[1]
+    becomes = config["resolved_mode"] if setting == "mode" else resolved[setting]
+    told = [record.getMessage() for record in caplog.records if record.name == "ostinato"]
+    assert [text for text in told if "became" in text] == [f"{setting} {asked} became {becomes}: {why}"]
+    assert {setting: config[setting]} == resolved
+    assert config["reasons"][setting] == (why if setting == "mode" else f"{becomes}: {why}")
+    assert why not in config["reasons"]["mode"] or setting == "mode", "each under its own name"
 
 
 # --- prompts and encodings ---------------------------------------------------------------------

@@ -52,6 +52,26 @@ def test_the_difference(tiny: str, ostinato_command: Command, capsys: Capture) -
     assert "difference" in shown and "none of them shared" in shown
 
 
+def test_settings_are_told_as_they_became(tiny: str, ostinato_command: Command, capsys: Capture) -> None:
+    assert ostinato_command("memory", "--model", tiny, *LIMITS, "--compile", "inductor", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["made"]["config"]["compile"] == "none"
+
+
+def test_sizes_are_weighed(tiny: str, ostinato_command: Command, capsys: Capture, tmp_path: Path) -> None:
+    path = tmp_path / "sizes.json"
+    path.write_text('{"decode_sizes": [1, 3], "token_sizes": [16]}')
+    found = []
+    for options in (["--decode-sizes", "1,3", "--token-sizes", "16"], ["--config", str(path)]):
+        assert ostinato_command("memory", "--model", tiny, *LIMITS, *options, "--json") == 0
+        found.append(json.loads(capsys.readouterr().out))
+        del found[-1]["made"]["command"]
+    assert found[0] == found[1]
+    assert (found[0]["graphs"], found[0]["made"]["config"]["decode_sizes"]) == (3, [1, 3])
+    few = ["--decode-sizes", "3", "--token-sizes", "16"]
+    assert ostinato_command("memory", "--model", tiny, *LIMITS, *few, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["graphs"] == 2
+
+
 def test_shared_executables_are_fewer(tiny: str, ostinato_command: Command, capsys: Capture) -> None:
     counts = {}
     for setting in ("own", "shared"):
@@ -71,6 +91,9 @@ def test_shared_executables_are_fewer(tiny: str, ostinato_command: Command, caps
         (("--budget-mib", "0"), "--budget-mib is 0"),
         (("--budget-mib", "1e308"), "--budget-mib is 1e+308"),
         (("--budget-mib", "1.3"), "--max-num-reqs gives"),
+        (("--budget-mib", "1.3"), "each graph less of --decode-sizes or --token-sizes about"),
+        (("--decode-sizes", "5"), "--decode-sizes must be <= --max-num-reqs (4), got 5"),
+        (("--token-sizes", "1,x"), "'1,x' are no sizes"),
         (("--kv-tokens", "1"), "--kv-tokens"),
         (("--mode", "ful"), "unknown mode"),
     ],

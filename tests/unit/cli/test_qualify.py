@@ -92,9 +92,45 @@ def test_every_option_reaches_the_engine(ostinato_command: Command, fake_llm: An
     assert (config.max_num_reqs, config.max_num_batched_tokens, config.max_model_len) == (4, 32, 512)
 
 
+def test_sizes_are_qualified(ostinato_command: Command, capsys: Capture, options: list[str], tmp_path: Path) -> None:
+    """Where no limits are given, they are as large as the sizes."""
+    path = tmp_path / "sizes.json"
+    path.write_text('{"decode_sizes": [5], "token_sizes": [40]}')
+    unlimited = [*options[: options.index("--max-num-reqs")], "--max-model-len", "32", "--json"]
+    for sizes in (["--decode-sizes", "5", "--token-sizes", "40"], ["--config", str(path)]):
+        assert ostinato_command(*unlimited, *sizes) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert [key["key"][:20] for key in report["keys"]] == ["PIECEWISE tokens=40", "FULL tokens=5 reqs=5"]
+        config = report["made"]["config"]
+        assert (config["max_num_reqs"], config["max_num_batched_tokens"]) == (5, 40)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"capture": "background"}, "qualify compares captured graphs"),
+        ({"decode_sizes": [3]}, "'decode_sizes' must be <= --max-num-reqs (2), got 3"),
+        ({"seed": 1}, "give --seed instead"),
+    ],
+)
+def test_settings_that_do_not_go(
+    ostinato_command: Command,
+    capsys: Capture,
+    options: list[str],
+    tmp_path: Path,
+    settings: dict[str, Any],
+    words: str,
+) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps(settings))
+    assert ostinato_command(*options, "--config", str(path)) == 2
+    assert words in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
+        (["--decode-sizes", "3"], "--decode-sizes must be <= --max-num-reqs (2), got 3"),
         (["--mode", "piecewize"], "did you mean 'piecewise'"),
         (["--max-num-reqs", "0"], "must be an integer >= 1"),
         (

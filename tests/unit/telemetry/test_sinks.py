@@ -45,12 +45,14 @@ def test_the_log_has_what_an_operator_should_see(caplog):
         sink.emit(ModeResolved(asked="full", resolved="full", reason="as asked"))
         assert caplog.messages == []
         sink.emit(ModeResolved(asked="full", resolved="piecewise", reason="no support"))
+        sink.emit(ModeResolved(setting="compile", asked="inductor", resolved="none", reason="a CPU"))
         sink.emit(CaptureFailed(key="FULL tokens=8", error="boom"))
         sink.emit(KeyQuarantined(key="FULL tokens=8", found_by="shadow", what="NaN", where="live output"))
         sink.emit(KeyQuarantined(key="FULL tokens=8", found_by="failures", what="it raised", where=""))
         sink.emit(ShadowFailed(key="FULL tokens=8", error="ValueError: bad"))
     assert caplog.messages == [
         "mode full became piecewise: no support",
+        "compile inductor became none: a CPU",
         "capture of FULL tokens=8 failed and was dropped: boom",
         "FULL tokens=8 is quarantined (shadow): NaN; live output",
         "FULL tokens=8 is quarantined (failures): it raised",

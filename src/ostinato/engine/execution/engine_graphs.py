@@ -15,7 +15,7 @@ from ostinato.engine.execution.background import BackgroundCapture
 from ostinato.engine.execution.captures import Captures
 from ostinato.engine.execution.costs import measure_costs, unmeasured_keys
 from ostinato.engine.execution.executor import Executor
-from ostinato.engine.execution.graph_settings import why_sizes_end
+from ostinato.engine.execution.graph_settings import in_force, why_sizes_end
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.execution.manifest import CaptureManifest
 from ostinato.engine.execution.rehearsal import rehearse
@@ -60,6 +60,9 @@ class EngineGraphs:
             self._manifest, why_empty = CaptureManifest.open(loaded)
             self.reasons["manifest"] = why_empty or "used: what went wrong at the last start is left out"
         self.executor = Executor(loaded, sinks=sinks)
+        self.config, changed = in_force(config, self.executor.graphed.mode)
+        """As the runtime has resolved it."""
+        self.reasons |= changed
         self.captures = Captures(self.executor)
         self.background: BackgroundCapture | None = None
         """Captures what is pending; None where all was captured at first and stays."""

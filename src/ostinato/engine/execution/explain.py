@@ -53,7 +53,7 @@ def explain_modes(
         The errors of `load_model` that concern names, devices and the model's config.
     """
     device = find_device(config.device)
-    files = resolve_model(config.model, load_format=config.load_format, progress=progress)
+    files = resolve_model(config.model, load_format="dummy", progress=progress)  # its config is enough
     model = ModelConfig.from_hf(files.config)
     attention = get_attention_backend(config.attention, device.type)
 
@@ -107,7 +107,7 @@ def explain_step(
         The errors of `load_model` that concern names, devices and the model's config.
     """
     device = find_device(config.device)
-    files = resolve_model(config.model, load_format=config.load_format, progress=progress)
+    files = resolve_model(config.model, load_format="dummy", progress=progress)
     model = ModelConfig.from_hf(files.config)
     resolved, settings, _ = _settings(config, device, model, files, draft_length)
     live = query.live(resolved, settings.kv_tiers, tokens_a_decode=1 + draft_length)

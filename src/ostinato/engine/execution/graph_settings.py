@@ -1,6 +1,10 @@
-"""The runtime's settings for an engine's: one pure function, so that `explain` decides as the executor does."""
+"""The runtime's settings for an engine's: one pure function, so that `explain` decides as the executor does. And the
+way back: an engine's settings as the runtime has resolved them."""
 
 from __future__ import annotations
+
+import dataclasses
+from typing import Any
 
 from ostinato.engine.config import EngineConfig
 from ostinato.engine.execution.sizes import (
@@ -12,9 +16,9 @@ from ostinato.engine.execution.sizes import (
 )
 from ostinato.engine.models import ModelConfig
 from ostinato.engine.paging import pages_for
-from ostinato.runtime import GraphConfig
+from ostinato.runtime import GraphConfig, ResolvedMode
 
-__all__ = ["graph_settings", "why_sizes_end"]
+__all__ = ["graph_settings", "in_force", "why_sizes_end"]
 
 
 def graph_settings(
@@ -53,6 +57,23 @@ def graph_settings(
         shadow_every=config.shadow_every,
         warm_up_runs=2 if device_type == "cuda" and _compiles(config) else 1,
     )
+
+
+def in_force(config: EngineConfig, mode: ResolvedMode) -> tuple[EngineConfig, dict[str, str]]:
+    """``config`` with what became of it in the runtime, and the reason of each change by setting. Its `mode` stays as
+    asked, since ``mode`` tells both.
+
+    For what is told, alone: costs and manifests are of what was asked.
+    """
+    changes: dict[str, Any] = {}
+    reasons: dict[str, str] = {}
+    for change in mode.changes:
+        if change.setting != "mode":
+            changes[change.setting] = getattr(change.resolved, "value", change.resolved)
+            reasons[change.setting] = f"{change.resolved}: {change.why}"
+    if changes.get("compile") == "none" and config.compile_max_tokens is not None:
+        changes["compile_max_tokens"], reasons["compile_max_tokens"] = None, "None: nothing is compiled"
+    return dataclasses.replace(config, **changes), reasons
 
 
 def why_sizes_end(config: EngineConfig, num_pages: int) -> dict[str, str]:

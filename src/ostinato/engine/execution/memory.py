@@ -14,9 +14,10 @@ from typing import Any, Final
 import torch
 
 from ostinato.engine.attention import get_attention_backend
+from ostinato.engine.config import EngineConfig
 from ostinato.engine.execution.captures import Captures
 from ostinato.engine.execution.executor import Executor
-from ostinato.engine.execution.graph_settings import graph_settings
+from ostinato.engine.execution.graph_settings import graph_settings, in_force
 from ostinato.engine.execution.loading import LoadedModel
 from ostinato.engine.execution.memory_budget import SHARE_AFTER_CAPTURE, available_bytes
 from ostinato.engine.kvcache import pages_for_tokens
@@ -43,6 +44,7 @@ class MemoryForecast:
         kv_tokens: that fit into the budget beside the other owners, no more than requests can use; or that were
             asked for.
         footprint: the formulas.
+        config: of the engine, as the runtime has resolved it.
         device: how the device looked with that engine; None if there was none, or on a CPU.
         executables: that launch the graphs of that engine: `runtime.capture.ExecutableCounts.to_dict`; None if there
             was none.
@@ -55,6 +57,7 @@ class MemoryForecast:
     budget_bytes: int
     kv_tokens: int
     footprint: Footprint
+    config: EngineConfig
     device: DeviceView | None = field(default=None)
     executables: Mapping[str, int] | None = None
 
@@ -98,6 +101,7 @@ def forecast_memory(
     try:
         captures = Captures(executor)
         captures.start(on_key=on_key)
+        resolved, _ = in_force(config, executor.graphed.mode)
         costs, owners = captures.costs, dict(captures.memory().owners)
         available = available_bytes(loaded.device)
     finally:
@@ -123,6 +127,7 @@ def forecast_memory(
         budget_bytes=budget_bytes,
         kv_tokens=kv_tokens,
         footprint=footprint,
+        config=resolved,
         device=device,
         executables=counts,
     )

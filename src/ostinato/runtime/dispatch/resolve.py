@@ -12,7 +12,7 @@ from typing import Final
 from ostinato.runtime.config import GraphConfig
 from ostinato.runtime.keys import CaptureSupport, Compiler, Mode, Partition, Phase, RuntimeMode
 
-__all__ = ["ModeRequest", "ResolvedMode", "resolve_mode"]
+__all__ = ["ModeRequest", "ResolvedMode", "SettingChange", "resolve_mode"]
 
 _RUNS: Final = {
     # mode: (decode, mixed)
@@ -63,6 +63,19 @@ class ModeRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SettingChange:
+    """A setting that is not what was asked, under its name in `GraphConfig`."""
+
+    setting: str
+    asked: str | int
+    resolved: str | int
+    why: str
+
+    def __str__(self) -> str:
+        return self.why if self.setting == "mode" else f"{self.setting} {self.asked} is {self.resolved}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedMode:
     """What is in force, and why it is not what was asked.
 
@@ -74,12 +87,22 @@ class ResolvedMode:
     partition: Partition
     compiler: Compiler
     full_mixed_max_tokens: int = 0
-    reasons: tuple[str, ...] = ()
+    changes: tuple[SettingChange, ...] = ()
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """One for each change."""
+        return tuple(map(str, self.changes))
 
     @property
     def reason(self) -> str:
         """All reasons in one line."""
         return "; ".join(self.reasons) or "as asked"
+
+    @property
+    def mode_reason(self) -> str:
+        """Why the mode is what it is; `changes` has the other settings."""
+        return next((change.why for change in self.changes if change.setting == "mode"), "as asked")
 
     def runtime_mode(self, phase: Phase) -> RuntimeMode:
         """What a step of ``phase`` runs as, within the largest bucket. Where no batch is known to be a decode, the
@@ -108,35 +131,37 @@ def resolve_mode(request: ModeRequest) -> ResolvedMode:
     """The mode, partition and compiler that ``request`` gets."""
     reasons: list[str] = []
     mode = _resolve_mode(request, reasons)
-    partition, compiler = request.partition, request.compiler
-    if request.device_type == "cpu":
-        # Inductor's CPU kernels bypass the dispatcher; simulated graphs cannot record what they do not see.
-        if partition is Partition.INDUCTOR:
-            partition = Partition.FX
-            reasons.append("partition inductor is fx: on a CPU every Inductor kernel would be a break")
-        if compiler is Compiler.INDUCTOR:
-            compiler = Compiler.NONE
-            reasons.append("compile inductor is none: simulated graphs cannot record Inductor's CPU kernels")
-    if compiler is Compiler.INDUCTOR and mode is Mode.PIECEWISE and partition is Partition.BREAKABLE:
+    changes = [SettingChange(setting="mode", asked=request.mode, resolved=mode, why=why) for why in reasons]
+    partition, compiler, small = request.partition, request.compiler, request.full_mixed_max_tokens
+    if request.device_type == "cpu" and partition is Partition.INDUCTOR:
+        partition, why = Partition.FX, "on a CPU every Inductor kernel would be a break"
+        changes.append(SettingChange(setting="partition", asked=request.partition, resolved=partition, why=why))
+    if compiler is Compiler.INDUCTOR and (why := _why_uncompiled(request, mode)):
         compiler = Compiler.NONE
-        reasons.append("compile inductor is none: breakable segments are recorded as the callable runs them")
+        changes.append(SettingChange(setting="compile", asked=request.compiler, resolved=compiler, why=why))
+    if mode is not Mode.FULL_AND_PIECEWISE:
+        small = 0
+    elif small and request.support is not CaptureSupport.ALWAYS:
+        why = f"attention supports {request.support.name}, so small mixed batches run piecewise too"
+        changes.append(SettingChange(setting="full_mixed_max_tokens", asked=small, resolved=0, why=why))
+        small = 0
     return ResolvedMode(
         asked=request.mode,
         mode=mode,
         partition=partition,
         compiler=compiler,
-        full_mixed_max_tokens=_full_mixed(request, mode, reasons),
-        reasons=tuple(reasons),
+        full_mixed_max_tokens=small,
+        changes=tuple(changes),
     )
 
 
-def _full_mixed(request: ModeRequest, mode: Mode, reasons: list[str]) -> int:
-    if mode is not Mode.FULL_AND_PIECEWISE or request.full_mixed_max_tokens == 0:
-        return 0
-    if request.support is not CaptureSupport.ALWAYS:
-        reasons.append(f"attention supports {request.support.name}: small mixed batches run piecewise too")
-        return 0
-    return request.full_mixed_max_tokens
+def _why_uncompiled(request: ModeRequest, mode: Mode) -> str:
+    if request.device_type == "cpu":
+        # They bypass the dispatcher.
+        return "simulated graphs cannot record Inductor's CPU kernels"
+    if mode is Mode.PIECEWISE and request.partition is Partition.BREAKABLE:
+        return "breakable segments are recorded as the callable runs them"
+    return ""
 
 
 def _resolve_mode(request: ModeRequest, reasons: list[str]) -> Mode:

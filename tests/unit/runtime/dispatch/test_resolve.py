@@ -192,6 +192,21 @@ def test_a_reason_for_every_change_and_no_other():
     assert not every(lambda request, found: (found.reason == "as asked") == (not changes_of(request, found)))
 
 
+def test_changes_are_told_by_setting():
+    def are_told(request, found):
+        by_setting = {change.setting: change for change in found.changes}
+        asked = {"mode": request.mode, "partition": request.partition, "compile": request.compiler}
+        now = {"mode": found.mode, "partition": found.partition, "compile": found.compiler}
+        told = [(asked[name], now[name]) for name in by_setting]
+        return (
+            list(by_setting) == changes_of(request, found)
+            and told == [(change.asked, change.resolved) for change in found.changes]
+            and found.mode_reason == (by_setting["mode"].why if "mode" in by_setting else "as asked")
+        )
+
+    assert not every(are_told)
+
+
 def test_reasons_name_what_they_are_about():
     def names(request, found):
         text = found.reason
