@@ -237,7 +237,9 @@ def test_side_by_side_holds_the_bar_where_apart_does_not(overlap):
 
 
 @served
-@pytest.mark.parametrize("eager_ms", [4.4, 1.8], ids=["eager far", "eager near"])
+@pytest.mark.parametrize(
+    "eager_ms", [pytest.param(4.4, id="eager far", marks=pytest.mark.slow), pytest.param(1.8, id="eager near")]
+)
 def test_three_ways_hold_the_bar_too(eager_ms, overlap):
     """Full graphs of mixed steps beside pieces and eager, and steps of more requests than those have slots."""
     found = [side_by_side(seed, THREE_WAYS, lives_of_three_ways, eager_ms=eager_ms, overlap=overlap) for seed in SEEDS]
