@@ -47,7 +47,9 @@ class LateCapture:
 
         unfit = self._warm_up(keys, owner, is_again=is_again)
         try:
-            report = self.service.capture_aside(keys, lambda key: self._capture(key, unfit, owner), on_done=done)
+            report = self.service.capture_aside(
+                keys, lambda key: self._capture(key, unfit, owner), on_done=done, is_brief=True
+            )
         except BaseException:  # an interrupt: all is as it was
             for plan in plans.values():
                 plan.close()

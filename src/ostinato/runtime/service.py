@@ -105,7 +105,7 @@ class KeyService:
         capture_one: Callable[[GraphKey], CapturedPlan],
         *,
         on_done: Callable[[GraphKey, CapturedPlan | None], None],
-        is_brief: bool = True,
+        is_brief: bool,
     ) -> CaptureReport:
         """Capture ``keys``, which do not come into service by that; see `capture_all`."""
         return capture_all(keys, capture_one, backend=self._backend, bus=self._bus, on_done=on_done, is_brief=is_brief)

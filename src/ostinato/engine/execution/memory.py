@@ -192,7 +192,8 @@ def _fitting(loaded: LoadedModel, footprint: Footprint, others: Mapping[str, int
     wanted = config.kv_tokens or config.max_model_len
     if fitting < wanted:
         counts_row = 2 * loaded.model.config.vocab_size
-        least = {**others, KV: (pages_for(wanted, config.page_size) + 1) * config.page_size * token_bytes}
+        pages = pages_for_tokens(num_tokens=wanted, page_size=config.page_size)
+        least = {**others, KV: pages * config.page_size * token_bytes}
         by_owner = ", ".join(f"{owner} {_mib(num_bytes)}" for owner, num_bytes in least.items() if num_bytes)
         raise OutOfMemoryError(
             f"{wanted} KV tokens need {_mib(wanted * token_bytes)}, and {_mib(left)} of {_mib(budget)} are left; "

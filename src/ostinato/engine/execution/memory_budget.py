@@ -12,7 +12,7 @@ from typing import Final
 import torch
 
 from ostinato.engine.config import EngineConfig
-from ostinato.engine.kvcache import how_many_pages
+from ostinato.engine.kvcache import how_many_pages, pages_for_tokens
 from ostinato.engine.models.footprint import Footprint
 from ostinato.engine.paging import pages_for
 from ostinato.errors import OutOfMemoryError
@@ -69,7 +69,7 @@ def check_budget_holds_weights(footprint: Footprint, config: EngineConfig, budge
     num_bytes = footprint.weight_bytes
     if num_bytes <= budget_bytes:
         return
-    pages = pages_for(config.kv_tokens or config.max_model_len or 1, config.page_size) + 1  # one is the null page
+    pages = pages_for_tokens(num_tokens=config.kv_tokens or config.max_model_len or 1, page_size=config.page_size)
     least = num_bytes + pages * config.page_size * footprint.kv_token.num_bytes
     raise OutOfMemoryError(
         f"the weights alone need {num_bytes / 2**20:,.1f} MiB, and the budget is {budget_bytes / 2**20:,.1f} MiB",
