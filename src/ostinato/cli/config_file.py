@@ -17,9 +17,14 @@ from ostinato.cli.json_input import read_json
 from ostinato.engine.config import EngineConfig
 from ostinato.errors import ConfigError
 
-__all__ = ["with_config_file"]
+__all__ = ["engine_config", "with_config_file"]
 
 _TUPLES = ("decode_sizes", "token_sizes")
+
+
+def engine_config(path: Path | None, **options: Any) -> EngineConfig:
+    """The settings that a command's ``options`` give, and those of the file at ``path``; see `with_config_file`."""
+    return with_config_file(EngineConfig(**options), path, options=options)
 
 
 def with_config_file(config: EngineConfig, path: Path | None, *, options: Collection[str]) -> EngineConfig:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ostinato.cli.config_file import with_config_file
+from ostinato.cli.config_file import engine_config
 from ostinato.cli.options import (
     ENGINE_PANEL,
     Attention,
@@ -91,22 +91,22 @@ def explain(
     asked = _asked(decode, prefill, mixed)
     if context is not None and context < 1:
         raise ConfigError(f"--context is {context}", fix="use 1 or more")
-    options: dict[str, Any] = {
-        "model": model,
-        "mode": mode,
-        "partition": partition,
-        "compile": compiler,
-        "device": device,
-        "dtype": dtype,
-        "attention": attention,
-        "load_format": load_format,
-        "max_num_reqs": max_num_reqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "max_model_len": max_model_len,
-        "costs": costs,
+    config = engine_config(
+        config_file,
+        model=model,
+        mode=mode,
+        partition=partition,
+        compile=compiler,
+        device=device,
+        dtype=dtype,
+        attention=attention,
+        load_format=load_format,
+        max_num_reqs=max_num_reqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        costs=costs,
         **sizes_given(decode_sizes, token_sizes),
-    }
-    config = with_config_file(EngineConfig(**options), config_file, options=options)
+    )
     names = [partition] if partitions is None else [name.strip() for name in partitions.split(",")]
     configs = [dataclasses.replace(config, partition=name) for name in names]
     if partitions is not None and not measure and costs is None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ostinato.cli.answers import Answer
-from ostinato.cli.config_file import with_config_file
+from ostinato.cli.config_file import engine_config
 from ostinato.cli.options import (
     Attention,
     Capture,
@@ -108,26 +108,26 @@ def generate(
         min_p=min_p,
         stop=tuple(stop or ()),
     )
-    options: dict[str, Any] = {
-        "model": model,
-        "mode": mode,
-        "partition": partition,
-        "compile": compiler,
-        "dispatch": dispatch,
-        "executables": executables,
-        "capture": capture,
-        "on_moved": on_moved,
-        "costs": costs,
-        "device": device,
-        "dtype": dtype,
-        "load_format": load_format,
-        "attention": attention,
-        "max_model_len": max_model_len,
-        "max_num_reqs": max_num_reqs,
-        "kv_tokens": kv_tokens,
+    config = engine_config(
+        config_file,
+        model=model,
+        mode=mode,
+        partition=partition,
+        compile=compiler,
+        dispatch=dispatch,
+        executables=executables,
+        capture=capture,
+        on_moved=on_moved,
+        costs=costs,
+        device=device,
+        dtype=dtype,
+        load_format=load_format,
+        attention=attention,
+        max_model_len=max_model_len,
+        max_num_reqs=max_num_reqs,
+        kv_tokens=kv_tokens,
         **sizes_given(decode_sizes, token_sizes),
-    }
-    config = with_config_file(EngineConfig(**options), config_file, options=options)
+    )
     answers, stats = _run(read_prompts(prompt or (), prompt_file), params, config, chat=chat)
     if as_json:
         print_json({"outputs": [answer.to_dict() for answer in answers], **stats})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from ostinato.cli.config_file import with_config_file
+from ostinato.cli.config_file import engine_config
 from ostinato.cli.options import (
     Attention,
     Compile,
@@ -28,7 +28,7 @@ from ostinato.cli.options import (
 )
 from ostinato.cli.output import print_json
 from ostinato.engine.before_torch import head_start
-from ostinato.engine.config import DEFAULT_MODEL, EngineConfig
+from ostinato.engine.config import DEFAULT_MODEL
 from ostinato.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -66,22 +66,22 @@ def memory(
     """Predict an engine's memory by owner from shapes and a few sample captures."""
     if budget_mib is not None and not 0 < budget_mib <= _MOST_MIB:
         raise ConfigError(f"--budget-mib is {budget_mib:g}", fix=f"use a number of MiB above 0, to {_MOST_MIB:g}")
-    options: dict[str, Any] = {
-        "model": model,
-        "mode": mode,
-        "partition": partition,
-        "compile": compiler,
-        "executables": executables,
-        "device": device,
-        "dtype": dtype,
-        "attention": attention,
-        "load_format": load_format,
-        "max_model_len": max_model_len,
-        "max_num_reqs": max_num_reqs,
-        "kv_tokens": kv_tokens,
+    config = engine_config(
+        config_file,
+        model=model,
+        mode=mode,
+        partition=partition,
+        compile=compiler,
+        executables=executables,
+        device=device,
+        dtype=dtype,
+        attention=attention,
+        load_format=load_format,
+        max_model_len=max_model_len,
+        max_num_reqs=max_num_reqs,
+        kv_tokens=kv_tokens,
         **sizes_given(decode_sizes, token_sizes),
-    }
-    config = with_config_file(EngineConfig(**options), config_file, options=options)
+    )
     head_start(config.device)  # before torch is imported
     from ostinato.cli.progress import progress_on_stderr
     from ostinato.engine.execution import forecast_memory, load_model

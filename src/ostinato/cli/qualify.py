@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from ostinato.cli.config_file import with_config_file
+from ostinato.cli.config_file import engine_config
 from ostinato.cli.options import (
     ENGINE_PANEL,
     Attention,
@@ -74,22 +74,23 @@ def qualify(
     as_json: Json = False,
 ) -> None:
     """Compare every graph of a model with eager: outputs, all state writes, frozen numbers, time."""
-    options: dict[str, Any] = {
-        "model": model,
-        "mode": mode,
-        "partition": partition,
-        "compile": compiler,
-        "device": device,
-        "dtype": dtype,
-        "attention": attention,
-        "load_format": load_format,
-        "max_num_reqs": max_num_reqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "max_model_len": max_model_len,
-        "seed": seed,
+    config = engine_config(
+        config_file,
+        model=model,
+        mode=mode,
+        partition=partition,
+        compile=compiler,
+        device=device,
+        dtype=dtype,
+        attention=attention,
+        load_format=load_format,
+        max_num_reqs=max_num_reqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        seed=seed,
         **sizes_given(decode_sizes, token_sizes),
-    }
-    config = _limited(with_config_file(EngineConfig(**options), config_file, options=options))
+    )
+    config = _limited(config)
     if config.capture != "eager":
         raise ConfigError("qualify compares captured graphs", fix=f"leave 'capture' out of {config_file}")
     head_start(config.device)  # before torch is imported
