@@ -46,8 +46,7 @@ def pieces_of(make: Maker, tokenizer: Tokenizer, token_ids: list[int], *, skip_s
 def test_pieces_of_any_text_join_to_it(make: Maker, byte_level: Tokenizer, text: str) -> None:
     ids = byte_level.encode(text)
     assert "".join(pieces_of(make, byte_level, ids, skip_special=False)) == text
-    has_control = full_decode(byte_level, ids) != full_decode(byte_level, ids, skip_special=False)
-    assert has_control or "".join(pieces_of(make, byte_level, ids)) == text
+    assert "<|" in text or "".join(pieces_of(make, byte_level, ids)) == text
 
 
 @both
